@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/layout.h"
+
+namespace kvtier {
+
+/// Ids of the image header, never reused.
+enum class CodecId : uint8_t { kNone = 0, kRaw16 = 1, kRaw8 = 2, kKv8 = 3, kKv4p = 4, kKv42 = 5, kKv2p = 6 };
+
+/// How exact a block is, ascending. A floor forbids everything below it.
+enum class Precision : uint8_t { kNone = 0, kInt2 = 1, kK4V2 = 2, kInt4 = 3, kBits8 = 4, kBits16 = 5 };
+
+/// The four regions of an image, in order. A layer part is what one layer has in one region.
+enum class Region : uint8_t { kBase = 0, kBoost = 1, kKTail = 2, kVTail = 3 };
+inline constexpr int kRegions = 4;
+
+/// Bits of a layer table entry's `planes`.
+inline constexpr uint8_t kPlaneBoost = 1, kPlaneKLow = 2, kPlaneVLow = 4, kPlaneRaw = 128;
+
+/// The bytes of one layer's parts, each 64-byte aligned inside the image, padding included; empty where absent.
+struct LayerParts {
+  std::span<std::byte> part[kRegions];
+};
+struct ConstLayerParts {
+  std::span<const std::byte> part[kRegions];
+};
+
+/// Relative rms error of a layer, sqrt(sum (x - x^)^2 / sum x^2), 0/0 = 0.
+struct LayerError {
+  float k_int4 = 0, k_int2 = 0, v_int4 = 0, v_int2 = 0;
+};
+
+/// One way to store a block: a row of the table in table.cc. Functions work on one layer, are pure, total on checked
+/// preconditions (sizes from `PartBytes`), safe on arbitrary part bytes, callable from any thread, and give the same
+/// bytes on every machine.
+struct Codec {
+  CodecId id;
+  Precision precision;
+  std::string_view name;
+  /// Planes of a layer that is encoded (not raw) in this codec.
+  uint8_t planes;
+  bool (*supports)(const BlockShape& shape);
+  /// Encodes one layer. `raw` is the layer as RawLayerBytes lays it out, in shape.dtype, finite (see LayerIsFinite).
+  /// Writes every byte of the parts, padding included (zero).
+  LayerError (*encode)(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out);
+  /// Decodes tokens [0, shape.tokens) of one layer into `out` (fp16 or bf16, any strides).
+  /// `in` holds the parts that `planes` names; arbitrary bytes decode to arbitrary values, never out of bounds.
+  void (*decode)(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
+};
+
+/// All codecs of this build, ordered by id.
+std::span<const Codec* const> AllCodecs();
+/// Null where the id is not in this build.
+const Codec* FindCodec(CodecId id);
+const Codec* FindCodec(std::string_view name);
+
+/// Bytes of one layer's part in `region`, padding included (a multiple of 64), for a layer with these planes.
+/// `codec` matters only for which family lays out the base; a raw layer (kPlaneRaw) has a base only.
+uint64_t PartBytes(CodecId codec, const BlockShape& shape, uint8_t planes, Region region);
+
+/// Whether the layer can be encoded faithfully (no NaN or infinity, BF16 magnitudes at most 65504).
+bool LayerIsFinite(const BlockShape& shape, std::span<const std::byte> raw);
+
+/// Raw layers (kPlaneRaw) and raw16: source dtype to `out`, converting fp16 <-> bf16 where they differ.
+void CopyRawLayer(const BlockShape& shape, std::span<const std::byte> raw, const KvLayerView& out);
+/// The reverse: gathers a strided layer into the contiguous form, same dtype.
+void GatherRawLayer(const BlockShape& shape, const KvLayerView& in, std::span<std::byte> raw);
+
+/// Demotion inside the plane family: fills the boost part of an int2 layer from the base and K tail of an int4 or k4v2
+/// layer. Everything else of the lower rung is the same bytes.
+void GatherBoost(const BlockShape& shape, const ConstLayerParts& in, std::span<std::byte> boost);
+
+/// Whether an image in `from` can become `to` by leaving regions out (equal counts as yes).
+bool CanCut(CodecId from, CodecId to);
+
+}  // namespace kvtier

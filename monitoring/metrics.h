@@ -1,0 +1,84 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace kvtier {
+
+/// Monotonic count. Threads: any; relaxed, exact.
+class Counter {
+ public:
+  void Add(uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
+  uint64_t Get() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+};
+
+class Gauge {
+ public:
+  void Set(int64_t v) { value_.store(v, std::memory_order_relaxed); }
+  void Add(int64_t n) { value_.fetch_add(n, std::memory_order_relaxed); }
+  int64_t Get() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int64_t> value_{0};
+};
+
+/// Durations in powers of two from 1 us; bucket i holds values of at most 2^i us, the last one everything.
+class LatencyHistogram {
+ public:
+  static constexpr int kBuckets = 24;
+  void Observe(uint64_t nanoseconds) {
+    int i = 0;
+    while (i < kBuckets - 1 && nanoseconds > (uint64_t{1000} << i)) ++i;
+    buckets_[i].fetch_add(1, std::memory_order_relaxed);
+    sum_ns_.fetch_add(nanoseconds, std::memory_order_relaxed);
+  }
+  uint64_t Bucket(int i) const { return buckets_[i].load(std::memory_order_relaxed); }
+  uint64_t SumNanoseconds() const { return sum_ns_.load(std::memory_order_relaxed); }
+
+ private:
+  std::array<std::atomic<uint64_t>, kBuckets> buckets_{};
+  std::atomic<uint64_t> sum_ns_{0};
+};
+
+inline constexpr int kMaxTiers = 4;
+inline constexpr int kPrecisions = 6;  ///< values of Precision
+
+/// One tier's numbers. Counters count the event where it happens, once, only after it is true.
+struct TierMetrics {
+  Gauge capacity_bytes, used_bytes;
+  std::array<Gauge, kPrecisions> blocks;               ///< by precision
+  std::array<Counter, kPrecisions> hits;               ///< blocks served to an acquire from this tier, by precision
+  Counter evicted_capacity, evicted_removed, evicted_corrupt, evicted_superseded;  ///< left the ladder from here, by reason
+  Counter write_errors, read_errors, checksum_failures;
+  Gauge circuit_open;  ///< 1 while the tier sheds writes after device errors
+  LatencyHistogram acquire_latency;                    ///< acquires whose slowest block came from this tier
+};
+
+/// All numbers of a daemon: plain atomics, written where the event happens, read by the exporter. Leaf: no library.
+struct Metrics {
+  std::array<TierMetrics, kMaxTiers> tier;
+  struct Move {
+    Counter blocks, bytes, requantized, failed;
+  };
+  std::array<std::array<Move, kMaxTiers + 1>, kMaxTiers + 1> moves;  ///< [from][to]; index kMaxTiers as `from` = put
+
+  Counter puts_offered, puts_stored, puts_present, puts_rejected, puts_dropped;  ///< blocks: offered = stored + present + rejected + dropped (+ in flight)
+  Counter lookups, lookup_keys, lookup_hit_keys;
+  Counter acquires, acquired_blocks, missed_blocks, partial_acquires;
+  Counter namespace_mismatches, unsupported_images, quarantined_blocks, stranded_blocks, evicted_then_requested;
+  Gauge leases_live, staged_bytes, sessions, models, table_entries, table_bytes;
+  Counter leases_granted, leases_released, leases_expired, leases_orphaned;
+  Counter prefetch_requested, prefetch_moved, prefetch_cancelled;
+  Counter commands_rejected_full, commands_late, sessions_opened, sessions_refused, unauthenticated_calls;
+  Gauge command_queue_depth, job_queue_depth;
+  Gauge uring_active, o_direct_active;
+  Counter worker_restarts;
+  Gauge unhealthy_threads;
+  Counter job_latency_ns, codec_encode_bytes, codec_encode_ns;
+};
+
+}  // namespace kvtier

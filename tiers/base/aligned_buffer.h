@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "tiers/base/status.h"
+
+namespace kvtier {
+
+/// Page-aligned anonymous memory that grows on demand and returns to the system when released. Move-only, single-owner.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  AlignedBuffer(AlignedBuffer&& other) noexcept;
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept;
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+  ~AlignedBuffer();
+
+  /// At least `bytes` of it; contents are undefined after growth. Errors: kResourceExhausted.
+  Result<std::span<std::byte>> Reserve(uint64_t bytes);
+  /// Gives memory above `bytes` back to the system.
+  void ShrinkTo(uint64_t bytes);
+  std::span<std::byte> span() const { return {data_, capacity_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  uint64_t capacity_ = 0;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "tiers/medium.h"
+
+namespace kvtier {
+
+/// A stretch of a client's staging memory, kept mapped while someone holds `keep`. The client can write it at any time.
+struct StagedSource {
+  std::shared_ptr<const void> keep;
+  std::span<const std::byte> raw;  ///< RawBlockBytes of the shape
+};
+
+/// One block from one place to another, requantized on the way.
+struct MoveOrder {
+  BlockIdentity identity;
+  RecordMeta meta;
+  std::optional<StagedSource> staged;  ///< a put; else the source is a place
+  Place source;
+  Medium* source_medium = nullptr;
+  Place target;
+  Medium* target_medium = nullptr;
+  const Codec* codec = nullptr;  ///< of the target; a quantized source that cannot be cut to it is copied as it is
+};
+
+struct MoveOutcome {
+  CodecId codec = CodecId::kNone;  ///< what stands at the target
+  uint64_t image_bytes = 0;
+  bool any_raw_layer = false;
+  float k_error = 0, v_error = 0;  ///< rms over layers, at the target's rung
+  /// Set when the target was too small: the bytes that the image needs. The Status is kOutOfRange then.
+  uint64_t needed_bytes = 0;
+};
+
+/// Scratch of one worker, reused between moves; never keeps more than `kRetainedBounceBytes`.
+struct MoveScratch {
+  AlignedBuffer source;
+  AlignedBuffer target;
+};
+inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
+
+/// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be published;
+/// `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or answers to another identity).
+/// Threads: any worker; the caller keeps source and target pinned.
+Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome);
+
+}  // namespace kvtier
