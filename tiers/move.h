@@ -37,6 +37,7 @@ struct MoveOutcome {
 
 /// Scratch of one worker, reused between moves; never keeps more than `kRetainedBounceBytes`.
 struct MoveScratch {
+  BlockIo* io = nullptr;
   AlignedBuffer source;
   AlignedBuffer target;
 };
