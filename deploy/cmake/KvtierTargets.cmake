@@ -1,3 +1,10 @@
+# kvtier_folder(<folder>): a folder that may not exist on a branch yet.
+function(kvtier_folder folder)
+  if(EXISTS ${CMAKE_SOURCE_DIR}/${folder}/CMakeLists.txt)
+    add_subdirectory(${folder})
+  endif()
+endfunction()
+
 # kvtier_library(<name> SOURCES ... DEPS ...): one static library, its folder's own sources, includes from the root.
 function(kvtier_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
