@@ -1,0 +1,86 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "daemon/engine/command.h"
+#include "monitoring/metrics.h"
+#include "tiers/base/bounded_queue.h"
+#include "tiers/cold_store.h"
+#include "tiers/job.h"
+
+namespace kvtier {
+
+enum class MediumKind : uint8_t { kHost, kNvme };
+
+struct TierOptions {
+  std::string name;  ///< "hot", "warm", "cold"
+  MediumKind kind = MediumKind::kHost;
+  uint64_t capacity_bytes = 0;
+  CodecId codec = CodecId::kRaw16;  ///< what a block becomes when it comes here
+  double high_watermark = 0.95;     ///< background demotion starts above, of capacity
+  double low_watermark = 0.90;      ///< and stops below
+  uint64_t segment_bytes = uint64_t{64} << 20;  ///< nvme only
+  Medium* medium = nullptr;
+};
+
+struct EngineLimits {
+  uint32_t leases_per_session = 4096;
+  double lease_share = 0.25;  ///< of a tier's bytes that one session may hold pinned
+  uint32_t models_per_session = 64;
+  uint32_t sessions = 1024;
+  Duration default_lease_ttl = std::chrono::seconds(10);
+  Duration max_lease_ttl = std::chrono::seconds(60);
+  uint32_t jobs_in_flight = 256;      ///< jobs and completions queues are at least this large
+  uint64_t max_entries = 16'000'000;  ///< blocks in the table
+};
+
+struct EngineOptions {
+  std::vector<TierOptions> tiers;  ///< highest first, 1..kMaxTiers; at least one host tier
+  EngineLimits limits;
+};
+
+/// What the engine tells the session thread, on the engine thread; never blocks.
+class EngineEvents {
+ public:
+  virtual ~EngineEvents() = default;
+  /// A new arena: send its descriptor to all sessions of the tenant.
+  virtual void OnArenaPublished(const ArenaSpec& arena) = 0;
+  /// An arena that exists when `session` opens; called before the reply to OpenSession.
+  virtual void OnSessionArena(SessionId session, const ArenaSpec& arena) = 0;
+  /// Sessions must unmap it and answer ArenaUnmapped; its memory stays accounted until all did or ended.
+  virtual void OnArenaRetired(ArenaId arena, TenantId tenant) = 0;
+};
+
+/// Block table, leases, slot allocators, moves: decides and orders, touches no medium.
+/// Threads: Step on one owner thread; the queues are the only way in and out.
+/// A step takes completions first, then at most kKeysPerStep keys of commands.
+class Engine {
+ public:
+  struct Deps {
+    BoundedQueue<Command>& commands;
+    BoundedQueue<Completion>& completions;
+    BoundedQueue<Job>& jobs;           ///< to the transfer workers
+    BoundedQueue<ColdJob>& cold_jobs;  ///< to the committer
+    EngineEvents& events;
+    Metrics& metrics;
+  };
+  /// `recovery` has one element per tier (empty for host tiers).
+  /// Errors: kInvalidArgument for options that cannot work, naming the option.
+  static Result<std::unique_ptr<Engine>> Make(EngineOptions options, Deps deps, std::vector<ColdRecovery> recovery);
+  virtual ~Engine() = default;
+
+  /// One step at time `now`. Returns when the next step is due even if nothing arrives (kNoTime: never); a value <= now
+  /// means that there is more to do at once.
+  virtual TimePoint Step(TimePoint now) = 0;
+
+  /// Asserts every invariant of the table against the allocators (slow; tests and `kvtierctl verify`).
+  virtual void CheckInvariants() const = 0;
+  /// Everything that is still owed: jobs in flight, replies held. Zero when idle.
+  virtual uint64_t Outstanding() const = 0;
+};
+
+inline constexpr TimePoint kNoTime = TimePoint::max();
+inline constexpr uint32_t kKeysPerStep = 512;
+
+}  // namespace kvtier

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "codecs/codec.h"
+#include "kernels/layout.h"
+
+namespace kvtier {
+
+/// Everything besides tokens that changes K/V bytes, as an engine registers it. Every field is part of the namespace.
+struct ModelSpec {
+  std::string model_id;
+  std::string revision;       ///< of the weights
+  std::string lora;           ///< LoRA id and version, empty for none
+  std::string config_digest;  ///< RoPE scaling and whatever else changes K or V
+  std::string kv_scales;      ///< ids of quantization scales of the engine's own cache, empty for none
+  std::string layout_id;      ///< the engine's own name for how it lays KV out; another layout is another namespace
+  uint32_t layer_group = 0;
+  uint16_t layers = 0, kv_heads = 0, k_dim = 0, v_dim = 0;
+  DType dtype = DType::kFp16;
+  uint32_t tokens_per_block = 128;  ///< 64 or 128
+  struct Shard {
+    uint32_t rank = 0, size = 1;
+  };
+  Shard tensor, pipeline, context;
+  uint8_t first_raw_rows = 1;  ///< FP16 rows in the block at position 0, 1..4
+  uint8_t boost_channels = 0;  ///< boosted K channels per head at INT2; `kDefaultBoost` in the wire form means half
+  Precision floor = Precision::kNone;
+
+  friend bool operator==(const ModelSpec& a, const ModelSpec& b);
+};
+
+}  // namespace kvtier
