@@ -6,6 +6,7 @@
 #include "codecs/image_layout.h"
 #include "tiers/base/ids.h"
 #include "tiers/base/status.h"
+#include "tiers/crc32c.h"
 
 namespace kvtier {
 
@@ -18,9 +19,6 @@ struct BlockIdentity {
 
   friend bool operator==(const BlockIdentity&, const BlockIdentity&) = default;
 };
-
-/// CRC32C (Castagnoli, ISA-L) of `bytes`.
-uint32_t Crc32c(std::span<const std::byte> bytes);
 
 /// A parsed image: a checked view of bytes that someone else owns. The table is a private copy, so that bytes that change
 /// later cannot change sizes.

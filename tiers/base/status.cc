@@ -7,24 +7,42 @@ namespace kvtier {
 
 std::string_view CodeName(Code code) {
   switch (code) {
-    case Code::kOk: return "OK";
-    case Code::kCancelled: return "CANCELLED";
-    case Code::kInvalidArgument: return "INVALID_ARGUMENT";
-    case Code::kDeadlineExceeded: return "DEADLINE_EXCEEDED";
-    case Code::kNotFound: return "NOT_FOUND";
-    case Code::kAlreadyExists: return "PRESENT";
-    case Code::kPermissionDenied: return "PERMISSION_DENIED";
-    case Code::kResourceExhausted: return "RESOURCE_EXHAUSTED";
-    case Code::kFailedPrecondition: return "FAILED_PRECONDITION";
-    case Code::kAborted: return "ABORTED";
-    case Code::kOutOfRange: return "OUT_OF_RANGE";
-    case Code::kUnimplemented: return "UNSUPPORTED";
-    case Code::kInternal: return "INTERNAL";
-    case Code::kUnavailable: return "UNAVAILABLE";
-    case Code::kDataLoss: return "CORRUPT";
-    case Code::kUnauthenticated: return "UNAUTHENTICATED";
-    case Code::kStale: return "STALE";
-    case Code::kPending: return "PENDING";
+    case Code::kOk:
+      return "OK";
+    case Code::kCancelled:
+      return "CANCELLED";
+    case Code::kInvalidArgument:
+      return "INVALID_ARGUMENT";
+    case Code::kDeadlineExceeded:
+      return "DEADLINE_EXCEEDED";
+    case Code::kNotFound:
+      return "NOT_FOUND";
+    case Code::kAlreadyExists:
+      return "PRESENT";
+    case Code::kPermissionDenied:
+      return "PERMISSION_DENIED";
+    case Code::kResourceExhausted:
+      return "RESOURCE_EXHAUSTED";
+    case Code::kFailedPrecondition:
+      return "FAILED_PRECONDITION";
+    case Code::kAborted:
+      return "ABORTED";
+    case Code::kOutOfRange:
+      return "OUT_OF_RANGE";
+    case Code::kUnimplemented:
+      return "UNSUPPORTED";
+    case Code::kInternal:
+      return "INTERNAL";
+    case Code::kUnavailable:
+      return "UNAVAILABLE";
+    case Code::kDataLoss:
+      return "CORRUPT";
+    case Code::kUnauthenticated:
+      return "UNAUTHENTICATED";
+    case Code::kStale:
+      return "STALE";
+    case Code::kPending:
+      return "PENDING";
   }
   return "UNKNOWN";
 }
@@ -44,12 +62,19 @@ Status StatusFromErrno(int error_number, std::string_view what) {
   switch (error_number) {
     case ENOSPC:
     case EDQUOT:
-    case ENOMEM: code = Code::kResourceExhausted; break;
+    case ENOMEM:
+      code = Code::kResourceExhausted;
+      break;
     case EACCES:
     case EPERM:
-    case EROFS: code = Code::kPermissionDenied; break;
-    case ENOENT: code = Code::kNotFound; break;
-    default: break;
+    case EROFS:
+      code = Code::kPermissionDenied;
+      break;
+    case ENOENT:
+      code = Code::kNotFound;
+      break;
+    default:
+      break;
   }
   return Status(code, std::string(what) + ": " + std::strerror(error_number));
 }

@@ -1,0 +1,223 @@
+#include "tiers/base/block_io.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "tiers/base/aligned_buffer.h"
+#include "tiers/base/block_io_impl.h"
+#include "tiers/base/memfd.h"
+
+namespace kvtier {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint32_t kSeed = 20240607;
+
+TimePoint FarAway() {
+  return SteadyClock().Now() + std::chrono::seconds(60);
+}
+
+IoRequest Make(IoRequest::Op op, int fd, uint64_t offset, std::span<std::byte> memory) {
+  return {.op = op, .fd = fd, .offset = offset, .memory = memory, .status = {}};
+}
+
+/// The kinds that work on this machine: the synchronous one always does.
+std::vector<BlockIoKind> UsableKinds() {
+  std::vector<BlockIoKind> kinds{BlockIoKind::kSync};
+  if (MakeBlockIo(BlockIoKind::kUring).ok()) kinds.push_back(BlockIoKind::kUring);
+  return kinds;
+}
+
+/// What every BlockIo must do.
+class BlockIoConformance : public testing::TestWithParam<BlockIoKind> {
+ protected:
+  void SetUp() override {
+    auto io = MakeBlockIo(GetParam());
+    ASSERT_TRUE(io.ok()) << io.status().ToString();
+    io_ = std::move(io).value();
+    auto file = MakeMemoryFile("kvtier-io-test", 0);
+    ASSERT_TRUE(file.ok());
+    file_ = std::move(file).value();
+  }
+
+  std::unique_ptr<BlockIo> io_;
+  UniqueFd file_;
+};
+
+TEST_P(BlockIoConformance, WritesAndReadsBackABatchLargerThanItsBound) {
+  constexpr uint64_t kCount = 5 * kMaxIoInFlight + 3;
+  std::mt19937 rng(kSeed);
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  std::vector<std::byte> written(kCount * kPage), read(kCount * kPage);
+  for (std::byte& b : written) b = static_cast<std::byte>(rng());
+  std::vector<IoRequest> batch;
+  for (uint64_t i = 0; i < kCount; ++i) {
+    batch.push_back(
+        Make(IoRequest::Op::kWrite, file_.get(), i * kPage, std::span(written).subspan(i * kPage, kPage)));
+  }
+  ASSERT_TRUE(io_->RunBatch(batch, FarAway()).ok());
+  for (uint64_t i = 0; i < kCount; ++i) {
+    batch[i] = Make(IoRequest::Op::kRead, file_.get(), i * kPage, std::span(read).subspan(i * kPage, kPage));
+  }
+  ASSERT_TRUE(io_->RunBatch(batch, FarAway()).ok());
+  EXPECT_EQ(written, read);
+  IoRequest sync = Make(IoRequest::Op::kDataSync, file_.get(), 0, {});
+  EXPECT_TRUE(io_->RunBatch({&sync, 1}, FarAway()).ok());
+}
+
+TEST_P(BlockIoConformance, AnEmptyBatchIsDone) {
+  EXPECT_TRUE(io_->RunBatch({}, FarAway()).ok());
+}
+
+TEST_P(BlockIoConformance, S49_AShortReadIsAnErrorOfThatRequestAlone) {
+  ASSERT_EQ(::ftruncate(file_.get(), 6000), 0);
+  std::vector<std::byte> whole(6000), beyond(kPage), after(kPage);
+  IoRequest batch[] = {
+      Make(IoRequest::Op::kRead, file_.get(), 0, whole),
+      Make(IoRequest::Op::kRead, file_.get(), 4096, beyond),
+      Make(IoRequest::Op::kRead, file_.get(), 1 << 20, after),
+  };
+  EXPECT_EQ(io_->RunBatch(batch, FarAway()).code(), Code::kDataLoss);
+  EXPECT_TRUE(batch[0].status.ok());
+  EXPECT_EQ(batch[1].status.code(), Code::kDataLoss);
+  EXPECT_EQ(batch[2].status.code(), Code::kDataLoss);
+}
+
+TEST_P(BlockIoConformance, S49_EveryRequestGetsItsStatusAndTheNextBatchWorks) {
+  std::vector<std::byte> bytes(kPage);
+  std::vector<IoRequest> batch;
+  for (int i = 0; i < 200; ++i) {
+    batch.push_back(Make(IoRequest::Op::kWrite, i % 3 == 0 ? -1 : file_.get(), 0, bytes));
+    batch.back().status = Status(Code::kInternal, "never set");
+  }
+  EXPECT_EQ(io_->RunBatch(batch, FarAway()).code(), Code::kUnavailable);
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_EQ(batch[i].status.code(), i % 3 == 0 ? Code::kUnavailable : Code::kOk) << i;
+  }
+  IoRequest good = Make(IoRequest::Op::kRead, file_.get(), 0, bytes);
+  EXPECT_TRUE(io_->RunBatch({&good, 1}, FarAway()).ok());
+}
+
+TEST_P(BlockIoConformance, AFullFileSystemIsResourceExhausted) {
+  const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(full.valid());
+  std::vector<std::byte> bytes(kPage);
+  IoRequest request = Make(IoRequest::Op::kWrite, full.get(), 0, bytes);
+  EXPECT_EQ(io_->RunBatch({&request, 1}, FarAway()).code(), Code::kResourceExhausted);
+}
+
+TEST_P(BlockIoConformance, StartsNothingAfterTheDeadline) {
+  ASSERT_EQ(::ftruncate(file_.get(), kPage), 0);
+  std::vector<std::byte> bytes(kPage, std::byte{1});
+  IoRequest request = Make(IoRequest::Op::kRead, file_.get(), 0, bytes);
+  EXPECT_EQ(io_->RunBatch({&request, 1}, SteadyClock().Now()).code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(request.status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(bytes, std::vector<std::byte>(kPage, std::byte{1}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, BlockIoConformance, testing::ValuesIn(UsableKinds()), [](const auto& info) {
+  return info.param == BlockIoKind::kUring ? std::string("io_uring") : std::string("sync");
+});
+
+TEST(MakeBlockIo, S49_ARequestThatNeverCompletesIsCancelledAndItsMemoryComesBackUntouched) {
+  auto io = MakeBlockIo(BlockIoKind::kAuto);
+  ASSERT_TRUE(io.ok());
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd read_end(ends[0]), write_end(ends[1]);
+  std::vector<std::byte> bytes(16), others(100 * 16);
+  std::vector<IoRequest> batch{Make(IoRequest::Op::kRead, read_end.get(), 0, bytes)};
+  for (int i = 0; i < 100; ++i) {
+    batch.push_back(Make(IoRequest::Op::kRead, read_end.get(), 0, std::span(others).subspan(i * 16, 16)));
+  }
+  const Status status = (*io)->RunBatch(batch, SteadyClock().Now() + std::chrono::milliseconds(5));
+  // The synchronous kind cannot read a pipe at an offset at all.
+  const Code expected =
+      std::string_view((*io)->name()) == "sync" ? Code::kUnavailable : Code::kDeadlineExceeded;
+  EXPECT_EQ(status.code(), expected);
+  for (const IoRequest& request : batch) EXPECT_EQ(request.status.code(), expected);
+  ASSERT_EQ(::write(write_end.get(), "0123456789abcdef", 16), 16);
+  EXPECT_EQ(bytes, std::vector<std::byte>(16));
+  EXPECT_EQ(others, std::vector<std::byte>(100 * 16));
+}
+
+/// Runs in a child process under a filter that answers EPERM to one system call: 0 when kAuto fell back and
+/// works.
+int RunWithoutSyscall(int number) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{.len = 4, .filter = filter};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return 10;
+  if (::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) return 11;
+  if (MakeBlockIo(BlockIoKind::kUring).ok()) return 12;
+  auto io = MakeBlockIo(BlockIoKind::kAuto);
+  if (!io.ok() || std::string_view((*io)->name()) != "sync") return 13;
+  auto file = MakeMemoryFile("kvtier-io-test", kPage);
+  if (!file.ok()) return 14;
+  std::vector<std::byte> bytes(kPage);
+  IoRequest request = Make(IoRequest::Op::kRead, file->get(), 0, bytes);
+  return (*io)->RunBatch({&request, 1}, FarAway()).ok() ? 0 : 15;
+}
+
+TEST(MakeBlockIo, S38_FallsBackToSynchronousCallsWhereIoUringIsForbidden) {
+  for (int number : {SYS_io_uring_setup, SYS_io_uring_enter}) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) ::_exit(RunWithoutSyscall(number));
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0) << "system call " << number;
+  }
+}
+
+TEST(AdvanceRequest, S49_RetriesInterruptionsABoundedNumberOfTimes) {
+  std::vector<std::byte> bytes(kPage);
+  for (int error : {EINTR, EAGAIN}) {
+    IoRequest request = Make(IoRequest::Op::kRead, 0, 0, bytes);
+    IoProgress progress;
+    for (uint32_t i = 0; i < kMaxIoRetries; ++i) {
+      ASSERT_EQ(AdvanceRequest(request, progress, -error), IoStep::kAgain);
+    }
+    EXPECT_EQ(AdvanceRequest(request, progress, -error), IoStep::kFinished);
+    EXPECT_EQ(request.status.code(), Code::kUnavailable);
+  }
+}
+
+TEST(AdvanceRequest, S49_GoesOnAfterShortTransfersAndReportsDeviceErrors) {
+  std::vector<std::byte> bytes(kPage);
+  IoRequest request = Make(IoRequest::Op::kWrite, 0, 0, bytes);
+  IoProgress progress;
+  EXPECT_EQ(AdvanceRequest(request, progress, 1000), IoStep::kAgain);
+  EXPECT_EQ(progress.done_bytes, 1000u);
+  EXPECT_EQ(AdvanceRequest(request, progress, 3096), IoStep::kFinished);
+  EXPECT_TRUE(request.status.ok());
+
+  progress = {};
+  EXPECT_EQ(AdvanceRequest(request, progress, 1000), IoStep::kAgain);
+  EXPECT_EQ(AdvanceRequest(request, progress, -EIO), IoStep::kFinished);
+  EXPECT_EQ(request.status.code(), Code::kUnavailable);
+
+  progress = {};
+  EXPECT_EQ(AdvanceRequest(request, progress, 0), IoStep::kFinished);
+  EXPECT_EQ(request.status.code(), Code::kUnavailable) << "a write that moves nothing must not loop";
+}
+
+}  // namespace
+}  // namespace kvtier

@@ -1,0 +1,78 @@
+#include "tiers/base/bounded_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace kvtier {
+namespace {
+
+TimePoint Soon() {
+  return SteadyClock().Now() + std::chrono::seconds(30);
+}
+TimePoint Past() {
+  return SteadyClock().Now();
+}
+
+TEST(BoundedQueue, RefusesWhenFullAndLeavesTheValueAlone) {
+  BoundedQueue<std::unique_ptr<int>> queue(1);
+  EXPECT_TRUE(queue.TryPush(std::make_unique<int>(1)));
+  auto second = std::make_unique<int>(2);
+  EXPECT_FALSE(queue.TryPush(std::move(second)));
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(**queue.TryPop(), 1);
+  EXPECT_TRUE(queue.TryPush(std::move(second)));
+}
+
+TEST(BoundedQueue, ReturnsEmptyAtTheDeadline) {
+  BoundedQueue<int> queue(1);
+  EXPECT_FALSE(queue.PopUntil(Past()).has_value());
+  EXPECT_FALSE(queue.TryPop().has_value());
+}
+
+TEST(BoundedQueue, HandsOutTheRestAfterClose) {
+  BoundedQueue<int> queue(4);
+  ASSERT_TRUE(queue.TryPush(1));
+  queue.Close();
+  EXPECT_FALSE(queue.TryPush(2));
+  EXPECT_EQ(queue.PopUntil(Soon()), 1);
+  EXPECT_FALSE(queue.PopUntil(Soon()).has_value());
+}
+
+TEST(BoundedQueue, WakeEndsAWaitWithoutAnElement) {
+  BoundedQueue<int> queue(1);
+  std::thread waker([&] { queue.Wake(); });
+  EXPECT_FALSE(queue.PopUntil(Soon()).has_value());
+  waker.join();
+}
+
+TEST(BoundedQueue, LosesAndDoublesNothingBetweenManyThreads) {
+  constexpr int kThreads = 4, kEach = 5000;
+  BoundedQueue<int> queue(16);
+  std::vector<std::atomic<int>> seen(kThreads * kEach);
+  std::vector<std::thread> producers, consumers;
+  for (int p = 0; p < kThreads; ++p) {
+    producers.emplace_back([&, p] {
+      for (int i = 0; i < kEach; ++i) {
+        while (!queue.TryPush(p * kEach + i)) std::this_thread::yield();
+      }
+    });
+    consumers.emplace_back([&] {
+      while (true) {
+        const std::optional<int> value = queue.PopUntil(Soon());
+        if (!value.has_value()) return;
+        seen[static_cast<size_t>(*value)].fetch_add(1);
+      }
+    });
+  }
+  for (auto& producer : producers) producer.join();
+  queue.Close();
+  for (auto& consumer : consumers) consumer.join();
+  for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
+}
+
+}  // namespace
+}  // namespace kvtier
