@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "codecs/codec.h"
 #include "kernels/layout.h"
+#include "tiers/base/status.h"
 
 namespace kvtier {
 
@@ -22,13 +24,31 @@ struct ModelSpec {
   uint32_t tokens_per_block = 128;  ///< 64 or 128
   struct Shard {
     uint32_t rank = 0, size = 1;
+    friend bool operator==(const Shard&, const Shard&) = default;
   };
   Shard tensor, pipeline, context;
   uint8_t first_raw_rows = 1;  ///< FP16 rows in the block at position 0, 1..4
-  uint8_t boost_channels = 0;  ///< boosted K channels per head at INT2; `kDefaultBoost` in the wire form means half
+  uint8_t boost_channels = 0;  ///< boosted K channels per head at INT2: a multiple of 4 (see DefaultBoost)
   Precision floor = Precision::kNone;
 
-  friend bool operator==(const ModelSpec& a, const ModelSpec& b);
+  friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
+
+/// Half of the K channels, rounded down to a multiple of 4 (CODECS.md: what keeps retrieval at INT2).
+constexpr uint8_t DefaultBoost(uint32_t k_dim) { return static_cast<uint8_t>(k_dim / 8 * 4); }
+
+/// Shape of the block of `tokens` tokens at `first_position`: nraw rows only at position 0 and at most `tokens`.
+BlockShape ShapeOf(const ModelSpec& spec, uint64_t first_position, uint16_t tokens);
+
+/// Errors: kInvalidArgument naming the field; kUnimplemented for what this version does not store (MLA layouts, FP8).
+Status ValidateModelSpec(const ModelSpec& spec);
+
+/// For the index on disk: a versioned, length-prefixed form of tenant and spec, and back.
+std::string SerializeModel(std::string_view tenant, const ModelSpec& spec);
+struct StoredModel {
+  std::string tenant;
+  ModelSpec spec;
+};
+Result<StoredModel> ParseModel(std::string_view fields);
 
 }  // namespace kvtier
