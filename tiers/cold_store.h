@@ -1,23 +1,48 @@
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tiers/base/clock.h"
 #include "tiers/medium.h"
 
 namespace kvtier {
 
+inline constexpr uint64_t kColdSegmentHeaderBytes = 4096;  ///< the first record of a segment starts here
+inline constexpr uint64_t kColdRecordHeaderBytes = 256;
+inline constexpr uint32_t kColdMaxSegments = 1 << 16;
+/// One read, write or sync of the device may take this long.
+inline constexpr Duration kColdIoTimeout = std::chrono::seconds(5);
+
+/// Place::bytes of a record that holds an image of `image_bytes`.
+constexpr uint64_t ColdRecordBytes(uint64_t image_bytes) {
+  return AlignUp(kColdRecordHeaderBytes + image_bytes, kSlotAlign);
+}
+
+/// Part of the capacity that is left to index, models and lock: segments get the rest.
+constexpr uint64_t ColdIndexReserveBytes(uint64_t capacity_bytes) {
+  return std::min(capacity_bytes / 16, (uint64_t{16} << 20) + capacity_bytes / 128);
+}
+
+/// Segments that fit; their numbers are 0 .. this - 1. A file is made when its first record is written.
+constexpr uint32_t ColdSegmentLimit(uint64_t capacity_bytes, uint64_t segment_bytes) {
+  return static_cast<uint32_t>(std::min<uint64_t>(
+      (capacity_bytes - ColdIndexReserveBytes(capacity_bytes)) / segment_bytes, kColdMaxSegments));
+}
+
 struct ColdStoreOptions {
   TierId tier;
-  std::string path;                             ///< an existing folder; the store keeps its files in it
-  uint64_t capacity_bytes = 0;                  ///< cap on segment files in allocated bytes (index included by reserve)
+  std::string path;             ///< an existing folder; the store keeps its files in it
+  uint64_t capacity_bytes = 0;  ///< cap on segment files in allocated bytes (index included by reserve)
   uint64_t segment_bytes = uint64_t{64} << 20;  ///< multiple of 4096
   bool allow_direct_io = true;
 };
 
-/// A block found on disk at start.
-struct RecoveredBlock {
+/// A record of a block: what the index knows of it.
+struct ColdRecord {
   BlockIdentity identity;
   RecordMeta meta;
   Place place;
@@ -25,12 +50,16 @@ struct RecoveredBlock {
   uint64_t image_bytes = 0;
   float k_error = 0, v_error = 0;
 };
+using RecoveredBlock = ColdRecord;  ///< found on disk at start
+using ColdCommit = ColdRecord;      ///< to make durable: FinishWrite has returned OK for it
 
 /// A segment file found on disk at start, for the engine's SegmentAllocator.
 struct RecoveredSegment {
   uint32_t number = 0;
   uint64_t sequence = 0;
-  uint64_t used_bytes = 0;  ///< append position: everything below it is taken, live or not
+  /// Append position: everything below it is taken, live or not. A segment whose header is damaged counts as
+  /// full, without blocks and with sequence 0: recycle it.
+  uint64_t used_bytes = 0;
 };
 
 /// Opaque to tiers: the namespace's fields as the daemon serialized them.
@@ -43,17 +72,8 @@ struct ColdRecovery {
   std::vector<ModelRecord> models;
   std::vector<RecoveredBlock> blocks;
   std::vector<RecoveredSegment> segments;
-  uint64_t dropped_records = 0;  ///< index entries or records that did not check out
-};
-
-/// One record to make durable: FinishWrite has returned OK for it.
-struct ColdCommit {
-  BlockIdentity identity;
-  RecordMeta meta;
-  Place place;
-  CodecId codec = CodecId::kNone;
-  uint64_t image_bytes = 0;
-  float k_error = 0, v_error = 0;
+  uint64_t dropped_records = 0;  ///< index entries, records and models that did not check out
+  uint64_t scanned_records = 0;  ///< of `blocks`: found by the scan, not in the index
 };
 
 /// Append-only segment files of self-describing records, with an index in RocksDB (tiers/FORMAT.md).
@@ -61,19 +81,25 @@ struct ColdCommit {
 /// Threads: Medium methods on any worker; the others on the committer thread (Recover before it starts).
 class ColdStore : public Medium {
  public:
-  /// Takes the lock, checks the format version, tests that the folder can be written and read back (O_DIRECT first, then
-  /// buffered). Errors, each a clear line: kFailedPrecondition (another daemon holds it, foreign or newer format),
-  /// kPermissionDenied, kResourceExhausted (no space), kUnavailable (I/O).
+  /// Takes the lock, checks the format version, tests that the folder can be written and read back (O_DIRECT
+  /// first, then buffered). Errors, each a clear line: kFailedPrecondition (another daemon holds it, foreign
+  /// or newer format), kPermissionDenied, kResourceExhausted (no space), kUnavailable (I/O).
   static Result<std::unique_ptr<ColdStore>> Make(ColdStoreOptions options);
 
-  /// Reads models and blocks back: from the index, and by scanning segments where the index is missing or may lag behind.
+  /// Reads models and blocks back: from the index, and after anything but a clean stop by scanning what the
+  /// index does not cover. Once, before anything else. A lost or damaged index is moved aside and rebuilt.
   virtual Result<ColdRecovery> Recover() = 0;
   virtual Status PutModel(const ModelRecord& model) = 0;
-  /// Syncs the data of every segment that the items touch, then writes one index batch. After OK all items are durable.
+  /// Syncs the data of every segment that the items touch, then writes one index batch. After OK all items
+  /// are durable; after an error none is. Do not retry: a failed sync may have lost the data.
   virtual Status Commit(std::span<const ColdCommit> items, BlockIo& io) = 0;
-  /// Forgets blocks (evicted, removed, quarantined). A record that a scan could find again is marked dead first.
+  /// Forgets blocks (evicted, removed, quarantined). Their records are marked dead and that is synced before
+  /// the index forgets them, so that no scan brings them back. To be called for every place that was written
+  /// and is given up, also for a superseded copy (the index entry of the newer one stays) and for a write
+  /// that was never committed.
   virtual Status Erase(std::span<const ColdCommit> items, BlockIo& io) = 0;
-  /// Forgets a whole segment and prepares it for reuse under `new_sequence`.
+  /// Forgets a whole segment, also what was not erased one by one, and prepares it for reuse under
+  /// `new_sequence`.
   virtual Status RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) = 0;
   virtual bool direct_io() const = 0;
   virtual uint64_t allocated_bytes() const = 0;
