@@ -22,7 +22,8 @@ inline constexpr int kRegions = 4;
 /// Bits of a layer table entry's `planes`.
 inline constexpr uint8_t kPlaneBoost = 1, kPlaneKLow = 2, kPlaneVLow = 4, kPlaneRaw = 128;
 
-/// The bytes of one layer's parts, each 64-byte aligned inside the image, padding included; empty where absent.
+/// The bytes of one layer's parts, each 64-byte aligned inside the image, padding included; empty where
+/// absent.
 struct LayerParts {
   std::span<std::byte> part[kRegions];
 };
@@ -35,9 +36,9 @@ struct LayerError {
   float k_int4 = 0, k_int2 = 0, v_int4 = 0, v_int2 = 0;
 };
 
-/// One way to store a block: a row of the table in table.cc. Functions work on one layer, are pure, total on checked
-/// preconditions (sizes from `PartBytes`), safe on arbitrary part bytes, callable from any thread, and give the same
-/// bytes on every machine.
+/// One way to store a block: a row of the table in table.cc. Functions work on one layer, are pure, total on
+/// checked preconditions (sizes from `PartBytes`), safe on arbitrary part bytes, callable from any thread,
+/// and give the same bytes on every machine.
 struct Codec {
   CodecId id;
   Precision precision;
@@ -45,11 +46,12 @@ struct Codec {
   /// Planes of a layer that is encoded (not raw) in this codec.
   uint8_t planes;
   bool (*supports)(const BlockShape& shape);
-  /// Encodes one layer. `raw` is the layer as RawLayerBytes lays it out, in shape.dtype, finite (see LayerIsFinite).
-  /// Writes every byte of the parts, padding included (zero).
+  /// Encodes one layer. `raw` is the layer as RawLayerBytes lays it out, in shape.dtype, finite (see
+  /// LayerIsFinite). Writes every byte of the parts, padding included (zero).
   LayerError (*encode)(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out);
   /// Decodes tokens [0, shape.tokens) of one layer into `out` (fp16 or bf16, any strides).
-  /// `in` holds the parts that `planes` names; arbitrary bytes decode to arbitrary values, never out of bounds.
+  /// `in` holds the parts that `planes` names; arbitrary bytes decode to arbitrary values, never out of
+  /// bounds.
   void (*decode)(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
 };
 
@@ -58,6 +60,9 @@ std::span<const Codec* const> AllCodecs();
 /// Null where the id is not in this build.
 const Codec* FindCodec(CodecId id);
 const Codec* FindCodec(std::string_view name);
+
+/// Planes of a layer that `codec` encodes in this shape: codec.planes, without boost where shape.nb is 0.
+uint8_t EncodedPlanes(const Codec& codec, const BlockShape& shape);
 
 /// Bytes of one layer's part in `region`, padding included (a multiple of 64), for a layer with these planes.
 /// `codec` matters only for which family lays out the base; a raw layer (kPlaneRaw) has a base only.
@@ -71,8 +76,8 @@ void CopyRawLayer(const BlockShape& shape, std::span<const std::byte> raw, const
 /// The reverse: gathers a strided layer into the contiguous form, same dtype.
 void GatherRawLayer(const BlockShape& shape, const KvLayerView& in, std::span<std::byte> raw);
 
-/// Demotion inside the plane family: fills the boost part of an int2 layer from the base and K tail of an int4 or k4v2
-/// layer. Everything else of the lower rung is the same bytes.
+/// Demotion inside the plane family: fills the boost part of an int2 layer from the base and K tail of an
+/// int4 or k4v2 layer. Everything else of the lower rung is the same bytes.
 void GatherBoost(const BlockShape& shape, const ConstLayerParts& in, std::span<std::byte> boost);
 
 /// Whether an image in `from` can become `to` by leaving regions out (equal counts as yes).

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/host_device.h"
+
+// Conversions between the 16-bit formats and fp32, in integer arithmetic without branches or tables, so that
+// every compiler gives the same bits and vectorizes them. Subnormals are exact; nothing here depends on the
+// FP environment beyond round to nearest even with subnormals on.
+
+namespace kvtier {
+
+inline constexpr float kFp16Max = 65504.0f;
+inline constexpr uint16_t kFp16Infinity = 0x7c00;
+/// Magnitude bits of the smallest BF16 above the FP16 range (65536).
+inline constexpr uint16_t kBf16AboveFp16 = 0x4780;
+
+/// 16 bits at any address: image bytes and engine memory have no C++ type.
+KVTIER_HD inline uint16_t Load16(const void* source) {
+  uint16_t value;
+  memcpy(&value, source, sizeof value);
+  return value;
+}
+KVTIER_HD inline void Store16(void* target, uint16_t value) {
+  memcpy(target, &value, sizeof value);
+}
+
+/// Exact. NaN stays NaN.
+KVTIER_HD inline float Fp32FromFp16(uint16_t half) {
+  constexpr int32_t kRebias = (127 - 15) << 23;
+  constexpr float kSmallestNormal = 1.0f / 16384;  // 2^-14
+  const int32_t magnitude = half & 0x7fff;
+  int32_t bits = (magnitude << 13) + kRebias;
+  bits += magnitude >= kFp16Infinity ? kRebias : 0;
+  // A subnormal: give it the implicit one of exponent 2^-14, then take that one away again.
+  const float with_one = std::bit_cast<float>((magnitude << 13) + kRebias + (1 << 23));
+  bits = magnitude < 0x0400 ? std::bit_cast<int32_t>(with_one - kSmallestNormal) : bits;
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) | static_cast<uint32_t>(half & 0x8000) << 16);
+}
+
+/// rn16: round to nearest even; beyond the range infinity; NaN becomes a quiet NaN.
+KVTIER_HD inline uint16_t Fp16FromFp32(float value) {
+  constexpr int32_t kRebias = (127 - 15) << 23;
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
+  int32_t half = (magnitude - kRebias + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // Below 2^-14 the target's last place is 2^-24, which is also that of a float in [0.5, 1): the addition
+  // rounds.
+  const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+  half =
+      magnitude < kRebias + (1 << 23) ? std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(0.5f) : half;
+  half = magnitude >= (127 + 16) << 23 ? int32_t{kFp16Infinity} : half;
+  half = magnitude > 0x7f800000 ? 0x7e00 : half;
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | static_cast<uint32_t>(half));
+}
+
+/// up16: the smallest fp16 that is not below `value`.
+KVTIER_HD inline uint16_t Fp16UpFromFp32(float value) {
+  const uint16_t nearest = Fp16FromFp32(value);
+  if (!(Fp32FromFp16(nearest) < value)) return nearest;
+  if (nearest == 0x8000) return 1;
+  return static_cast<uint16_t>(nearest & 0x8000 ? nearest - 1 : nearest + 1);
+}
+
+KVTIER_HD inline float Fp32FromBf16(uint16_t brain) {
+  return std::bit_cast<float>(static_cast<uint32_t>(brain) << 16);
+}
+
+/// Round to nearest even; NaN becomes a quiet NaN.
+KVTIER_HD inline uint16_t Bf16FromFp32(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const uint32_t quiet = bits >> 16 | 0x0040;
+  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+
+/// Into the finite FP16 range; NaN stays NaN.
+KVTIER_HD inline float ClampToFp16(float value) {
+  value = value > kFp16Max ? kFp16Max : value;
+  return value < -kFp16Max ? -kFp16Max : value;
+}
+
+/// out16: what every decoder ends with.
+KVTIER_HD inline uint16_t Fp16Out(float value) {
+  return Fp16FromFp32(ClampToFp16(value));
+}
+/// The same for BF16 destinations: one rounding, of the same fp32.
+KVTIER_HD inline uint16_t Bf16Out(float value) {
+  return Bf16FromFp32(ClampToFp16(value));
+}
+
+}  // namespace kvtier
