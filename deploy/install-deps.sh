@@ -1,0 +1,42 @@
+#!/bin/sh
+# Installs the Debian 12 packages that kvtier needs and that are missing; the one list of them.
+#   deploy/install-deps.sh         to build and run
+#   deploy/install-deps.sh test    and for tests/run.sh
+#   deploy/install-deps.sh full    and for tests/run.sh --full
+set -eu
+
+build="ca-certificates cmake ccache g++ libcli11-dev libfmt-dev libgmock-dev libgrpc++-dev libgtest-dev
+  libisal-dev libprotobuf-dev librocksdb-dev libspdlog-dev libssl-dev libtomlplusplus-dev liburing-dev ninja-build
+  pkg-config prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc python3 python3-numpy"
+test="clang-format curl git python3-pytest"
+full="clang clang-tidy libclang-rt-14-dev"
+
+case "${1:-build}" in
+  build) wanted="$build" ;;
+  test) wanted="$build $test" ;;
+  full) wanted="$build $test $full" ;;
+  *) echo "usage: $0 [build|test|full]" >&2; exit 2 ;;
+esac
+
+missing=""
+for package in $wanted; do
+  state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$state" = installed ] || missing="$missing $package"
+done
+if [ -z "$missing" ]; then
+  exit 0
+fi
+
+echo "installing:$missing"
+as_root=""
+if [ "$(id -u)" != 0 ]; then
+  if ! command -v sudo >/dev/null; then
+    echo "error: run this as root, or install the packages above" >&2
+    exit 1
+  fi
+  as_root="sudo -n"
+fi
+lock="-o DPkg::Lock::Timeout=300"
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get $lock -q update </dev/null
+# shellcheck disable=SC2086
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get $lock -q -y --no-install-recommends install $missing </dev/null

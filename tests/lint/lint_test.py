@@ -1,0 +1,90 @@
+"""The lints can fail: each is shown a small tree with one planted problem."""
+import layers
+import names
+
+
+def plant(root, files):
+    for path, text in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return str(root)
+
+
+def layer_problems(root, files):
+    return list(layers.problems(plant(root, files)))
+
+
+def test_downward_includes_pass(tmp_path):
+    assert layer_problems(tmp_path, {
+        "tiers/base/status.h": "",
+        "codecs/codec.h": '#include <vector>\n\n#include "tiers/base/status.h"\n',
+        "tiers/image.h": '#include "codecs/codec.h"\n',
+        "tests/tiers/image_test.cc": '#include <gtest/gtest.h>\n#include "tiers/image.h"\n',
+    }) == []
+
+
+def test_every_floor_that_a_part_may_include_is_below_it():
+    for part, (floor, allowed) in layers.FLOORS.items():
+        for prefix in allowed:
+            below = layers.part_of(prefix)
+            leaf = below in (None, "tiers/base/")
+            assert leaf or layers.FLOORS[below][0] < floor, (part, prefix)
+
+
+def test_an_upward_include_fails(tmp_path):
+    found = layer_problems(tmp_path, {
+        "daemon/engine/engine.h": "",
+        "tiers/move.cc": '#include <vector>\n#include "daemon/engine/engine.h"\n',
+    })
+    assert len(found) == 1 and found[0].startswith("tiers/move.cc:2: tiers/ (floor 2) may not include daemon/engine/")
+
+
+def test_the_base_is_a_leaf(tmp_path):
+    assert len(layer_problems(tmp_path, {"tiers/image.h": "", "tiers/base/clock.h": '#include "tiers/image.h"\n'})) == 1
+
+
+def test_the_client_library_stays_out_of_the_daemon(tmp_path):
+    assert len(layer_problems(tmp_path, {"daemon/engine/engine.h": "",
+                                         "client/client.cc": '#include "daemon/engine/engine.h"\n'})) == 1
+
+
+def test_a_library_outside_its_part_fails(tmp_path):
+    found = layer_problems(tmp_path, {
+        "daemon/engine/engine.cc": "#include <rocksdb/db.h>\n",
+        "tiers/cold_store.cc": "#include <prometheus/counter.h>\n",
+        "daemon/policy/lru.cc": "#include <mutex>\n",
+        "daemon/engine/command.h": '#include "proto/kvtier.pb.h"\n',
+        "codecs/table.cc": "#include <grpcpp/grpcpp.h>\n",
+    })
+    assert len(found) == 5
+
+
+def test_an_include_that_is_not_from_the_root_fails(tmp_path):
+    assert len(layer_problems(tmp_path, {"tiers/image.h": "", "tiers/image.cc": '#include "image.h"\n'})) == 1
+
+
+def name_problems(root, files):
+    whole = {name if "." in name else f"{name}/CMakeLists.txt": "" for name in names.TOP_LEVEL}
+    return list(names.problems(plant(root, {**whole, **files})))
+
+
+def test_the_agreed_top_level_passes(tmp_path):
+    assert name_problems(tmp_path, {".gitignore": "", "tiers/place.cc": "int x;\n"}) == []
+
+
+def test_another_folder_at_the_top_fails(tmp_path):
+    assert len(name_problems(tmp_path, {"docs/a.md": ""})) == 1
+
+
+def test_unfinished_work_fails(tmp_path):
+    assert len(name_problems(tmp_path, {"tiers/a.cc": "// TO" "DO: later\n", "deploy/b.sh": "# fix" "me\n"})) == 2
+
+
+def test_a_machine_path_fails(tmp_path):
+    assert len(name_problems(tmp_path, {"tiers/a.cc": 'const char* kPath = "/ho' 'me/me/x";\n'})) == 1
+    assert name_problems(tmp_path, {"tiers/a.cc": '#include "a/work/b.h"\n'}) == []
+
+
+def test_a_long_source_and_a_wrong_name_fail(tmp_path):
+    assert len(name_problems(tmp_path, {"tiers/a.cc": "\n" * 451, "tiers/MyFile.cc": ""})) == 2

@@ -1,0 +1,74 @@
+#!/bin/bash
+# Builds and tests kvtier from a fresh clone on Debian 12, as root where packages are missing.
+#   tests/run.sh          what CI runs: g++, ASan+UBSan, TSan, lint; under 45 minutes on 2 cores
+#   tests/run.sh --full   and clang++, clang-tidy, more simulation seeds, the benchmark's checks
+# Ends with ctest's summary of the main suite. Exits non-zero when anything fails. Everything is built into build/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+full=no
+case "${1:-}" in
+  "") ;;
+  --full) full=yes ;;
+  *) echo "usage: $0 [--full]" >&2; exit 2 ;;
+esac
+jobs="${KVTIER_JOBS:-$(nproc)}"
+[ "$full" = no ] || export KVTIER_SIM_SEEDS="${KVTIER_SIM_SEEDS:-200}"
+
+stage() {
+  echo
+  echo "== $(printf '%4d' $SECONDS) s  $*"
+}
+
+# build FOLDER TARGETS -- CMAKE_ARGUMENTS...
+build() {
+  local folder="$1" targets="$2"
+  shift 3
+  cmake -S . -B "$folder" -G Ninja "$@" >"$folder.configure.log" 2>&1 || { cat "$folder.configure.log"; return 1; }
+  # shellcheck disable=SC2086
+  ninja -C "$folder" -j"$jobs" $targets
+}
+
+run_ctest() {
+  local folder="$1"
+  shift
+  ctest --test-dir "$folder" -j"$jobs" --output-on-failure --no-tests=error --timeout 300 "$@" </dev/null
+}
+
+main() {
+  stage "packages"
+  deploy/install-deps.sh "$([ "$full" = yes ] && echo full || echo test)"
+  mkdir -p build
+
+  stage "g++ RelWithDebInfo: build"
+  build build "all header_check" --
+
+  stage "nvcc: compile check"
+  tests/lint/nvcc_check.sh
+
+  stage "ASan + UBSan: build and test"
+  build build/asan all -- -DKVTIER_SANITIZE=address,undefined
+  run_ctest build/asan -LE no_sanitizer
+
+  stage "TSan: build and test what is free of gRPC"
+  build build/tsan all -- -DKVTIER_SANITIZE=thread -DKVTIER_GRPC=OFF
+  run_ctest build/tsan -LE no_sanitizer
+
+  if [ "$full" = yes ]; then
+    stage "clang++: build and test"
+    build build/clang all -- -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
+    run_ctest build/clang -LE lint
+    stage "clang-tidy"
+    tests/lint/tidy.sh build/clang "$jobs"
+    stage "benchmark checks"
+    build/bin/kvtier-bench ladder
+  else
+    echo
+    echo "skipped without --full: clang++ build, clang-tidy, long simulations, benchmark checks"
+  fi
+
+  stage "g++ RelWithDebInfo: test, and lint"
+  run_ctest build
+}
+
+main
