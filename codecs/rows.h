@@ -7,5 +7,8 @@
 namespace kvtier {
 
 extern const Codec kRaw16Codec;
+extern const Codec kKv4pCodec;
+extern const Codec kKv42Codec;
+extern const Codec kKv2pCodec;
 
 }  // namespace kvtier

@@ -2,6 +2,7 @@
 
 #include "codecs/codec.h"
 #include "codecs/image_layout.h"
+#include "kernels/plane_sections.h"
 
 // Where the numbered sections of codecs/FORMAT.md lie inside a layer's parts.
 
@@ -9,15 +10,6 @@ namespace kvtier {
 
 constexpr uint64_t AlignSection(uint64_t bytes) {
   return (bytes + kImageAlign - 1) / kImageAlign * kImageAlign;
-}
-
-/// Tokens of the plane family, padded by repeating the last one.
-constexpr uint32_t PaddedTokens(const BlockShape& s) {
-  return (uint32_t{s.tokens} + 3) / 4 * 4;
-}
-/// Groups of V channels that share a scale.
-constexpr uint32_t VGroups(const BlockShape& s) {
-  return (uint32_t{s.v_dim} + 63) / 64;
 }
 
 /// Bytes of each section, without padding.

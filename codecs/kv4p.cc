@@ -1,0 +1,24 @@
+#include "codecs/plane_family.h"
+#include "codecs/rows.h"
+
+namespace kvtier {
+namespace {
+
+// K and V at four bits: base and both tails.
+constexpr uint8_t kPlanes = kPlaneKLow | kPlaneVLow;
+
+LayerError Encode(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out) {
+  return EncodePlanes(shape, kPlanes, raw, out);
+}
+
+}  // namespace
+
+constinit const Codec kKv4pCodec = {.id = CodecId::kKv4p,
+                                    .precision = Precision::kInt4,
+                                    .name = "kv4p",
+                                    .planes = kPlanes,
+                                    .supports = SupportsPlaneFamily,
+                                    .encode = Encode,
+                                    .decode = DecodePlanes};
+
+}  // namespace kvtier

@@ -1,0 +1,152 @@
+#include "codecs/plane_family.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "codecs/sections.h"
+#include "codecs/shape_rules.h"
+#include "kernels/boost.h"
+#include "kernels/dequantize.h"
+#include "kernels/quantize.h"
+#include "tiers/base/check.h"
+
+namespace kvtier {
+namespace {
+
+constexpr uint16_t kMinPlaneTokens = 4;
+
+/// Hands out the sections of one part in order.
+template <typename Byte>
+class SectionCursor {
+ public:
+  SectionCursor(Byte* part, uint64_t part_bytes) : at_(part), end_(part + part_bytes) {}
+
+  /// The next section. A writer's padding is zeroed here; no kernel touches it.
+  Byte* Take(uint64_t bytes) {
+    Byte* section = at_;
+    at_ += AlignSection(bytes);
+    KVTIER_CHECK(at_ <= end_);
+    if constexpr (!std::is_const_v<Byte>)
+      memset(section + bytes, 0, static_cast<size_t>(at_ - section - bytes));
+    return section;
+  }
+  bool AtEnd() const { return at_ == end_; }
+
+ private:
+  Byte* at_;
+  Byte* end_;
+};
+
+template <typename Byte, typename Parts>
+SectionCursor<Byte> CursorOf(const Parts& parts, Region region) {
+  const auto part = parts.part[static_cast<int>(region)];
+  return {reinterpret_cast<Byte*>(part.data()), part.size()};
+}
+
+template <typename Byte, typename Parts>
+void TakeBase(const BlockShape& shape, const Parts& parts, PlaneSections<Byte>& sections) {
+  const SectionBytes bytes = SectionBytesOf(shape);
+  auto base = CursorOf<Byte>(parts, Region::kBase);
+  sections.k_scale = base.Take(bytes.k_ranges);
+  sections.k_min = sections.k_scale + bytes.k_ranges / 2;
+  sections.v_scale = base.Take(bytes.v_scales);
+  sections.k_raw = base.Take(bytes.raw_rows);
+  sections.v_raw = sections.k_raw + uint64_t{2} * shape.kv_heads * shape.nraw * shape.k_dim;
+  sections.k_high = base.Take(bytes.k_high);
+  sections.v_high = base.Take(bytes.v_high);
+  KVTIER_CHECK(base.AtEnd());
+}
+
+template <typename Byte, typename Parts>
+void TakeBoost(const BlockShape& shape, const Parts& parts, PlaneSections<Byte>& sections) {
+  auto boost = CursorOf<Byte>(parts, Region::kBoost);
+  sections.boost_ids = boost.Take(SectionBytesOf(shape).boost);
+  sections.boost_low = sections.boost_ids + uint64_t{shape.kv_heads} * shape.nb;
+  KVTIER_CHECK(boost.AtEnd());
+}
+
+template <typename Byte, typename Parts>
+PlaneSections<Byte> SectionsOf(const BlockShape& shape, uint8_t planes, const Parts& parts) {
+  const SectionBytes bytes = SectionBytesOf(shape);
+  PlaneSections<Byte> sections;
+  TakeBase(shape, parts, sections);
+  if (planes & kPlaneBoost && shape.nb > 0) TakeBoost(shape, parts, sections);
+  if (planes & kPlaneKLow) {
+    auto k_tail = CursorOf<Byte>(parts, Region::kKTail);
+    sections.k_low = k_tail.Take(bytes.k_low);
+    KVTIER_CHECK(k_tail.AtEnd());
+  }
+  if (planes & kPlaneVLow) {
+    auto v_tail = CursorOf<Byte>(parts, Region::kVTail);
+    sections.v_low = v_tail.Take(bytes.v_low);
+    KVTIER_CHECK(v_tail.AtEnd());
+  }
+  return sections;
+}
+
+float RelativeRms(double error, double square) {
+  if (error == 0) return 0;
+  return static_cast<float>(std::min(std::sqrt(error / square), double{kFp16Max}));
+}
+
+RowErrors SumRows(std::span<const RowErrors> rows) {
+  RowErrors sum;
+  for (const RowErrors& row : rows) {
+    sum.square += row.square;
+    sum.int4 += row.int4;
+    sum.int2 += row.int2;
+  }
+  return sum;
+}
+
+}  // namespace
+
+bool SupportsPlaneFamily(const BlockShape& shape) {
+  return Supports16BitShape(shape) && shape.tokens >= kMinPlaneTokens && shape.nraw <= kMaxRawRows &&
+         shape.nb % 4 == 0 && shape.nb <= shape.k_dim;
+}
+
+LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, std::span<const std::byte> raw,
+                        const LayerParts& out) {
+  KVTIER_CHECK(SupportsPlaneFamily(shape) && raw.size() == RawLayerBytes(shape));
+  const size_t rows = size_t{shape.kv_heads} * shape.tokens;
+  std::vector<RowErrors> errors(2 * rows);
+  const QuantizeArgs args = {.shape = shape,
+                             .raw = raw.data(),
+                             .out = SectionsOf<uint8_t>(shape, planes, out),
+                             .k_errors = errors.data(),
+                             .v_errors = errors.data() + rows};
+  LaunchSerial(QuantizeLaunch(shape), [&](const SerialTeam& team) { Quantize(team, args); });
+  const RowErrors k = SumRows(std::span(errors).first(rows));
+  const RowErrors v = SumRows(std::span(errors).last(rows));
+  return {.k_int4 = RelativeRms(k.int4, k.square),
+          .k_int2 = RelativeRms(k.int2, k.square),
+          .v_int4 = RelativeRms(v.int4, v.square),
+          .v_int2 = RelativeRms(v.int2, v.square)};
+}
+
+void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
+                  const KvLayerView& out) {
+  if (planes & kPlaneRaw) {
+    CopyRawLayer(shape, in.part[static_cast<int>(Region::kBase)], out);
+    return;
+  }
+  KVTIER_CHECK(SupportsPlaneFamily(shape));
+  const DequantizeArgs args = {
+      .shape = shape, .in = SectionsOf<const uint8_t>(shape, planes, in), .out = out};
+  LaunchSerial(DequantizeLaunch(shape), [&](const SerialTeam& team) { Dequantize(team, args); });
+}
+
+void GatherBoost(const BlockShape& shape, const ConstLayerParts& in, std::span<std::byte> boost) {
+  KVTIER_CHECK(SupportsPlaneFamily(shape));
+  if (shape.nb == 0) return;
+  LayerParts target;
+  target.part[static_cast<int>(Region::kBoost)] = boost;
+  GatherBoostArgs args = {.shape = shape, .in = SectionsOf<const uint8_t>(shape, kPlaneKLow, in), .out = {}};
+  TakeBoost(shape, target, args.out);
+  LaunchSerial(GatherBoostLaunch(shape), [&](const SerialTeam& team) { GatherBoostBits(team, args); });
+}
+
+}  // namespace kvtier

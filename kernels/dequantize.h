@@ -1,0 +1,145 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/host_device.h"
+#include "kernels/layout.h"
+#include "kernels/numerics.h"
+#include "kernels/plane_sections.h"
+#include "kernels/team.h"
+#include "kernels/tile.h"
+
+namespace kvtier {
+
+/// What Dequantize reads and writes. The low planes and the boost may be null; then those bits are not used.
+struct DequantizeArgs {
+  BlockShape shape;
+  PlaneSections<const uint8_t> in;
+  KvLayerView out;  ///< fp16 or bf16
+};
+
+struct DequantizeScratch {
+  float scale[kMaxHeadDim];
+  float minimum[kMaxHeadDim];
+  uint8_t boost_ids[kMaxHeadDim];
+};
+
+constexpr LaunchShape DequantizeLaunch(const BlockShape& shape) {
+  return {.blocks = shape.kv_heads, .scratch_bytes = sizeof(DequantizeScratch)};
+}
+
+namespace internal {
+
+/// row[n] in fp32 to the destination's type and strides.
+KVTIER_HD inline void StoreRow(const float* row, uint32_t n, const KvLayerView& view, std::byte* target) {
+  uint16_t narrow[kMaxHeadDim];
+  if (view.dtype == DType::kBf16) {
+    for (uint32_t i = 0; i < n; ++i) narrow[i] = Bf16Out(row[i]);
+  } else {
+    for (uint32_t i = 0; i < n; ++i) narrow[i] = Fp16Out(row[i]);
+  }
+  if (view.channel_stride == sizeof(uint16_t)) {
+    memcpy(target, narrow, n * sizeof(uint16_t));
+  } else {
+    for (uint32_t i = 0; i < n; ++i) Store16(target + i * view.channel_stride, narrow[i]);
+  }
+}
+
+/// A raw row: FP16 bits as they are; BF16 by one rounding.
+KVTIER_HD inline void StoreRawRow(const uint8_t* row, uint32_t n, const KvLayerView& view,
+                                  std::byte* target) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint16_t half = Load16(row + 2 * i);
+    Store16(target + i * view.channel_stride,
+            view.dtype == DType::kBf16 ? Bf16FromFp32(Fp32FromFp16(half)) : half);
+  }
+}
+
+/// Per channel (scale, minimum) of a head, ready for DequantizeK: with the INT2 minimum where a code has no
+/// low bits. Boost ids are copied, and forced below k_dim, once: the image may change under the reader.
+template <Team T>
+KVTIER_HD void LoadKRanges(const T& team, const DequantizeArgs& args, DequantizeScratch& scratch) {
+  const BlockShape& shape = args.shape;
+  const uint32_t k_dim = shape.k_dim;
+  const uint64_t first = uint64_t{team.block()} * k_dim;
+  for (uint32_t c = team.rank(); c < k_dim; c += team.size()) {
+    const float scale = Fp32FromFp16(Load16(args.in.k_scale + 2 * (first + c)));
+    const float minimum = Fp32FromFp16(Load16(args.in.k_min + 2 * (first + c)));
+    scratch.scale[c] = scale;
+    scratch.minimum[c] = args.in.k_low == nullptr ? KMinimumInt2(scale, minimum) : minimum;
+  }
+  if (args.in.boost_ids != nullptr) {
+    team.sync();
+    for (uint32_t i = team.rank(); i < shape.nb; i += team.size()) {
+      const uint8_t id = args.in.boost_ids[uint64_t{team.block()} * shape.nb + i];
+      const uint32_t channel = id < k_dim ? id : k_dim - 1;
+      scratch.boost_ids[i] = static_cast<uint8_t>(channel);
+      scratch.minimum[channel] = Fp32FromFp16(Load16(args.in.k_min + 2 * (first + channel)));
+    }
+  }
+  team.sync();
+}
+
+KVTIER_HD inline void DequantizeKRow(const DequantizeArgs& args, uint32_t head, uint32_t token,
+                                     const DequantizeScratch& scratch) {
+  const BlockShape& shape = args.shape;
+  const uint32_t k_dim = shape.k_dim, nb = shape.nb;
+  const uint64_t row = PlaneRow(shape, head, token);
+  uint8_t codes[kMaxHeadDim] = {};
+  UnpackRow<kHighShift>(args.in.k_high + row * (k_dim / 4), k_dim, codes);
+  if (args.in.k_low != nullptr) {
+    UnpackRow<kLowShift>(args.in.k_low + row * (k_dim / 4), k_dim, codes);
+  } else if (args.in.boost_ids != nullptr) {
+    uint8_t gathered[kMaxHeadDim] = {};
+    UnpackRow<kLowShift>(args.in.boost_low + row * (nb / 4), nb, gathered);
+    for (uint32_t i = 0; i < nb; ++i) codes[scratch.boost_ids[i]] |= gathered[i];
+  }
+  float values[kMaxHeadDim];
+  for (uint32_t c = 0; c < k_dim; ++c)
+    values[c] = DequantizeK(codes[c], scratch.scale[c], scratch.minimum[c]);
+  StoreRow(values, k_dim, args.out, args.out.k + args.out.Row(head, token));
+}
+
+KVTIER_HD inline void DequantizeVRow(const DequantizeArgs& args, uint32_t head, uint32_t token) {
+  const BlockShape& shape = args.shape;
+  const uint32_t v_dim = shape.v_dim;
+  const uint64_t row = PlaneRow(shape, head, token);
+  uint8_t codes[kMaxHeadDim] = {};
+  UnpackRow<kHighShift>(args.in.v_high + row * (v_dim / 4), v_dim, codes);
+  if (args.in.v_low != nullptr) UnpackRow<kLowShift>(args.in.v_low + row * (v_dim / 4), v_dim, codes);
+  const int16_t offset = args.in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2;
+  float values[kMaxHeadDim];
+  for (uint32_t group = 0; group < VGroups(shape); ++group) {
+    const uint32_t first = group * kTileCodes;
+    const uint32_t n = v_dim - first < kTileCodes ? v_dim - first : kTileCodes;
+    DequantizeVGroup(codes + first, n, offset, args.in.v_scale[row * VGroups(shape) + group], values + first);
+  }
+  StoreRow(values, v_dim, args.out, args.out.v + args.out.Row(head, token));
+}
+
+}  // namespace internal
+
+/// Decodes one layer of the plane family (codecs/FORMAT.md). One block per head; a lane takes whole rows.
+/// Total and memory-safe on arbitrary, also changing, section bytes. Bit-exact between host and GPU.
+template <Team T>
+KVTIER_HD void Dequantize(const T& team, const DequantizeArgs& args) {
+  const BlockShape& shape = args.shape;
+  const uint32_t head = team.block();
+  auto& scratch = *reinterpret_cast<DequantizeScratch*>(team.scratch());
+  internal::LoadKRanges(team, args, scratch);
+  for (uint32_t token = team.rank(); token < shape.tokens; token += team.size()) {
+    if (token < shape.nraw) {
+      const uint64_t raw_row = uint64_t{head} * shape.nraw + token;
+      const int64_t at = args.out.Row(head, token);
+      internal::StoreRawRow(args.in.k_raw + raw_row * shape.k_dim * 2, shape.k_dim, args.out,
+                            args.out.k + at);
+      internal::StoreRawRow(args.in.v_raw + raw_row * shape.v_dim * 2, shape.v_dim, args.out,
+                            args.out.v + at);
+    } else {
+      internal::DequantizeKRow(args, head, token, scratch);
+      internal::DequantizeVRow(args, head, token);
+    }
+  }
+}
+
+}  // namespace kvtier

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/host_device.h"
+#include "kernels/numerics.h"
+
+// Tiles of the plane family (codecs/FORMAT.md): 64 codes, or the fewer codes that end a row. A tile of `n`
+// codes (a multiple of 4) takes n/4 bytes of a 2-bit plane; byte j holds the codes j, j + n/4, j + n/2 and j
+// + 3n/4.
+
+namespace kvtier {
+
+inline constexpr uint32_t kTileCodes = 64;
+inline constexpr uint32_t kTileBytes = kTileCodes / 4;
+
+/// Which two bits of a code a plane holds.
+inline constexpr uint32_t kHighShift = 2, kLowShift = 0;
+
+/// plane[n/4] = bits `shift`, `shift` + 1 of codes[n]. Total. Any thread.
+template <uint32_t shift>
+KVTIER_HD inline void PackTile(const uint8_t* codes, uint32_t n, uint8_t* plane) {
+  const uint32_t quarter = n / 4;
+  for (uint32_t j = 0; j < quarter; ++j) {
+    plane[j] = static_cast<uint8_t>((codes[j] >> shift & 3) | (codes[j + quarter] >> shift & 3) << 2 |
+                                    (codes[j + 2 * quarter] >> shift & 3) << 4 |
+                                    (codes[j + 3 * quarter] >> shift & 3) << 6);
+  }
+}
+
+/// codes[n] |= plane[n/4] at bit `shift`. Total. Any thread.
+template <uint32_t shift>
+KVTIER_HD inline void UnpackTile(const uint8_t* plane, uint32_t n, uint8_t* codes) {
+  const uint32_t quarter = n / 4;
+  for (uint32_t k = 0; k < 4; ++k)
+    for (uint32_t j = 0; j < quarter; ++j)
+      codes[j + k * quarter] |= static_cast<uint8_t>((plane[j] >> 2 * k & 3) << shift);
+}
+
+/// A row of n codes: full tiles, then the rest. Full tiles are a case of their own, so that their size is a
+/// constant.
+template <uint32_t shift>
+KVTIER_HD inline void PackRow(const uint8_t* codes, uint32_t n, uint8_t* plane) {
+  uint32_t at = 0;
+  for (; at + kTileCodes <= n; at += kTileCodes) PackTile<shift>(codes + at, kTileCodes, plane + at / 4);
+  if (at < n) PackTile<shift>(codes + at, n - at, plane + at / 4);
+}
+template <uint32_t shift>
+KVTIER_HD inline void UnpackRow(const uint8_t* plane, uint32_t n, uint8_t* codes) {
+  uint32_t at = 0;
+  for (; at + kTileCodes <= n; at += kTileCodes) UnpackTile<shift>(plane + at / 4, kTileCodes, codes + at);
+  if (at < n) UnpackTile<shift>(plane + at / 4, n - at, codes + at);
+}
+
+/// Butterflies (a + b, a - b) at distances 8, 16 and 32 of m[64].
+template <typename Value>
+KVTIER_HD inline void ButterfliesAcrossRows(Value* m) {
+  for (uint32_t h = 8; h < 64; h *= 2) {
+    for (uint32_t start = 0; start < 64; start += 2 * h) {
+      for (uint32_t i = start; i < start + h; ++i) {
+        const Value a = m[i], b = m[i + h];
+        m[i] = static_cast<Value>(a + b);
+        m[i + h] = static_cast<Value>(a - b);
+      }
+    }
+  }
+}
+
+template <typename Value>
+KVTIER_HD inline void Transpose8x8(const Value* in, Value* out) {
+  for (uint32_t row = 0; row < 8; ++row)
+    for (uint32_t column = 0; column < 8; ++column) out[column * 8 + row] = in[row * 8 + column];
+}
+
+/// m = H64 m in Sylvester order, unscaled, distances 1, 2, 4 .. 32 in this order (it matters in fp32).
+/// The first three stages run across rows of the transposed 8 x 8 matrix: the same operations, side by side.
+template <typename Value>
+KVTIER_HD inline void Hadamard64(Value* m) {
+  Value transposed[64];
+  Transpose8x8(m, transposed);
+  ButterfliesAcrossRows(transposed);
+  Transpose8x8(transposed, m);
+  ButterfliesAcrossRows(m);
+}
+
+/// The grid of V: code c stands for (2c + offset) / 2 steps. INT2 codes come as h << 2.
+inline constexpr int16_t kVOffsetInt4 = -15, kVOffsetInt2 = -12;
+
+/// One V group to fp32, before out16.
+///   codes [n], n <= 64      scale_byte: the fp16 scale s has the bits scale_byte << 7; 0 decodes to +0
+/// Groups of 64 are rotated: H64 z on integers (within +-960, exact), one product with s/16. Smaller ones are
+/// not.
+KVTIER_HD inline void DequantizeVGroup(const uint8_t* codes, uint32_t n, int16_t offset, uint8_t scale_byte,
+                                       float* out) {
+  if (scale_byte == 0) {
+    for (uint32_t i = 0; i < n; ++i) out[i] = 0.0f;
+    return;
+  }
+  int16_t z[kTileCodes];
+  for (uint32_t i = 0; i < n; ++i) z[i] = static_cast<int16_t>(2 * codes[i] + offset);
+  const float scale = Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7));
+  if (n < kTileCodes) {
+    for (uint32_t i = 0; i < n; ++i) out[i] = static_cast<float>(z[i]) * (scale / 2);
+    return;
+  }
+  Hadamard64(z);
+  for (uint32_t i = 0; i < kTileCodes; ++i) out[i] = static_cast<float>(z[i]) * (scale / 16);
+}
+
+/// One K value to fp32, before out16: fmaf(c, s, m). c * s is exact in fp32 (at most 4 + 11 significant
+/// bits), so this rounds once and equals the fused operation without needing it. INT2 is the same with code h
+/// << 2 and minimum fmaf(1.5, s, m): fmaf(4h, s, m') = fmaf(h, 4s, m').
+KVTIER_HD inline float DequantizeK(uint8_t code, float scale, float minimum) {
+  return static_cast<float>(code) * scale + minimum;
+}
+KVTIER_HD inline float KMinimumInt2(float scale, float minimum) {
+  return 1.5f * scale + minimum;
+}
+
+}  // namespace kvtier

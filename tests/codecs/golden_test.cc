@@ -1,0 +1,97 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/codecs/encoded_layer.h"
+#include "tests/codecs/golden_cases.h"
+#include "tests/support/fixture.h"
+
+namespace kvtier {
+namespace {
+
+const std::string kData = KVTIER_TEST_DATA;
+
+BlockShape ShapeOf(const GoldenCase& golden, const Fixture& fixture) {
+  BlockShape shape = fixture.Shape(golden.tokens, golden.nraw, golden.nb);
+  shape.layers = 1;
+  if (golden.merged_dim != 0) {
+    shape.kv_heads = 1;
+    shape.k_dim = shape.v_dim = golden.merged_dim;
+  }
+  return shape;
+}
+
+Bytes RawOf(const GoldenCase& golden, const Fixture& fixture) {
+  const BlockShape shape = ShapeOf(golden, fixture);
+  std::vector<uint16_t> raw;
+  for (const uint16_t* plane : {fixture.K(golden.fixture_layer), fixture.V(golden.fixture_layer)}) {
+    for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+      for (uint32_t token = 0; token < shape.tokens; ++token) {
+        for (uint32_t c = 0; c < shape.k_dim; ++c) {
+          const uint32_t source_head = head + c / fixture.dim();
+          const uint64_t row = uint64_t{source_head} * fixture.tokens() + golden.first_token + token;
+          raw.push_back(plane[row * fixture.dim() + c % fixture.dim()]);
+        }
+      }
+    }
+  }
+  Bytes bytes(raw.size() * 2);
+  memcpy(bytes.data(), raw.data(), bytes.size());
+  return bytes;
+}
+
+class GoldenTest : public testing::TestWithParam<GoldenCase> {
+ protected:
+  void SetUp() override {
+    auto fixture = Fixture::Load(kData + "/" + GetParam().fixture);
+    ASSERT_TRUE(fixture.ok()) << fixture.status().ToString();
+    shape_ = ShapeOf(GetParam(), *fixture);
+    raw_ = RawOf(GetParam(), *fixture);
+  }
+  static Bytes Golden(const std::string& suffix) {
+    auto bytes = ReadFileBytes(kData + "/golden/" + GetParam().name + "." + suffix);
+    EXPECT_TRUE(bytes.ok()) << bytes.status().ToString();
+    return bytes.ok() ? *bytes : Bytes{};
+  }
+
+  BlockShape shape_;
+  Bytes raw_;
+};
+
+TEST_P(GoldenTest, EncodingGivesTheGoldenBytes) {
+  for (const std::string& name : GetParam().codecs) {
+    const Codec* codec = FindCodec(name);
+    ASSERT_NE(codec, nullptr) << name;
+    const StrippedLayer stripped = StripPadding(EncodeLayer(*codec, shape_, raw_));
+    EXPECT_TRUE(stripped.padding_is_zero) << name;
+    EXPECT_TRUE(stripped.sections == Golden(name)) << name;
+  }
+}
+
+TEST_P(GoldenTest, DecodingGivesTheGoldenValues) {
+  for (const std::string& name : GetParam().codecs) {
+    const Codec* codec = FindCodec(name);
+    ASSERT_NE(codec, nullptr) << name;
+    EXPECT_TRUE(DecodeLayer(*codec, EncodeLayer(*codec, shape_, raw_), DType::kFp16) == Golden(name + ".f16"))
+        << name;
+  }
+}
+
+TEST_P(GoldenTest, EveryPathDownGivesTheGoldenBytes) {
+  const Codec &kv4p = *FindCodec("kv4p"), &kv42 = *FindCodec("kv42"), &kv2p = *FindCodec("kv2p");
+  const EncodedLayer int4 = EncodeLayer(kv4p, shape_, raw_);
+  const EncodedLayer k4v2 = CutLayer(int4, kv42);
+  EXPECT_EQ(k4v2.part, EncodeLayer(kv42, shape_, raw_).part);
+  const EncodedLayer one_step = CutLayer(int4, kv2p), two_steps = CutLayer(k4v2, kv2p);
+  EXPECT_EQ(one_step.part, EncodeLayer(kv2p, shape_, raw_).part);
+  EXPECT_EQ(two_steps.part, one_step.part);
+  EXPECT_TRUE(StripPadding(two_steps).sections == Golden("kv2p"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, GoldenTest, testing::ValuesIn(GoldenCases()), [](const auto& info) {
+  std::string name = info.param.name;
+  std::ranges::replace(name, '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace kvtier
