@@ -1,0 +1,111 @@
+#include "daemon/config/config_check.h"
+
+#include <algorithm>
+#include <array>
+
+#include "tiers/place.h"
+
+namespace kvtier {
+namespace {
+
+constexpr std::array<std::string_view, 6> kLogLevels = {"trace", "debug", "info", "warn", "error", "off"};
+
+Status Invalid(std::string message) {
+  return Status(Code::kInvalidArgument, std::move(message));
+}
+
+std::string Quoted(std::string_view text) {
+  return "\"" + std::string(text) + "\"";
+}
+
+}  // namespace
+
+Status CheckSocketPath(std::string_view path) {
+  if (path.empty()) return Invalid("must not be empty");
+  const size_t max_bytes = kMaxSocketPathBytes - kSessionSocketSuffix.size();
+  if (path.size() > max_bytes) {
+    return Invalid("the path has " + std::to_string(path.size()) + " bytes; UNIX sockets allow " +
+                   std::to_string(max_bytes) + " here (" + std::to_string(kMaxSocketPathBytes) + " less \"" +
+                   std::string(kSessionSocketSuffix) + "\")");
+  }
+  return Status::Ok();
+}
+
+Status CheckStaging(uint64_t session_bytes, uint64_t total_bytes) {
+  if (session_bytes % kSlotAlign != 0) return Invalid("staging must be a multiple of 4KiB");
+  if (total_bytes < session_bytes) return Invalid("staging_total is smaller than staging of one session");
+  return Status::Ok();
+}
+
+Status CheckLogLevel(std::string_view level) {
+  if (std::find(kLogLevels.begin(), kLogLevels.end(), level) != kLogLevels.end()) return Status::Ok();
+  return Invalid("must be one of trace, debug, info, warn, error, off");
+}
+
+Result<BlockIoKind> ParseIoKind(std::string_view io) {
+  if (io == "auto") return BlockIoKind::kAuto;
+  if (io == "io_uring") return BlockIoKind::kUring;
+  if (io == "sync") return BlockIoKind::kSync;
+  return Invalid("must be \"auto\", \"io_uring\" or \"sync\"");
+}
+
+Status CheckLeaseTtl(uint32_t ttl_ms, uint32_t max_ttl_ms) {
+  return ttl_ms <= max_ttl_ms ? Status::Ok() : Invalid("lease_ttl_ms is above max_lease_ttl_ms");
+}
+
+Result<CodecId> ParseCodec(std::string_view name) {
+  if (const Codec* codec = FindCodec(name)) return codec->id;
+  std::string known;
+  for (const Codec* codec : AllCodecs()) known += (known.empty() ? "" : ", ") + std::string(codec->name);
+  return Invalid("unknown codec " + Quoted(name) + " (known: " + known + ")");
+}
+
+Status CheckWatermarks(double low, double high) {
+  return low < high ? Status::Ok() : Invalid("low_watermark must be below high_watermark");
+}
+
+Status CheckHostMedium(std::string_view medium) {
+  if (medium == "host") return Status::Ok();
+  if (medium.substr(0, 4) == "gpu:") {
+    return Status(Code::kUnimplemented, Quoted(medium) + " is not supported by this version; use \"host\"");
+  }
+  return Invalid("unknown medium " + Quoted(medium) + " (known here: host)");
+}
+
+Status CheckColdMedium(std::string_view medium) {
+  if (medium == "nvme") return Status::Ok();
+  if (medium == "cxl")
+    return Status(Code::kUnimplemented, "\"cxl\" is not supported by this version; use \"nvme\"");
+  return Invalid("unknown medium " + Quoted(medium) + " (known here: nvme)");
+}
+
+Status CheckTails(std::string_view tails) {
+  if (tails == "never") return Status::Ok();
+  if (tails == "while_room") {
+    return Status(Code::kUnimplemented, "\"while_room\" is not supported by this version; use \"never\"");
+  }
+  return Invalid("must be \"never\"");
+}
+
+Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes) {
+  if (segment_bytes % kSlotAlign != 0) return Invalid("must be a multiple of 4KiB");
+  // One segment that fills, one that is being emptied, and the index.
+  if (capacity_bytes / 4 < segment_bytes) return Invalid("capacity must hold at least four segments");
+  return Status::Ok();
+}
+
+Status CheckLadder(const std::vector<TierConfig>& tiers) {
+  if (tiers.empty()) return Invalid("no tier: write at least one of [tier.hot], [tier.warm], [[tier.cold]]");
+  for (size_t i = 1; i < tiers.size(); ++i) {
+    const Codec& upper = *FindCodec(tiers[i - 1].codec);
+    const Codec& lower = *FindCodec(tiers[i].codec);
+    if (lower.precision > upper.precision) {
+      return Invalid("tier " + tiers[i].name + " (codec " + std::string(lower.name) +
+                     ") is more exact than tier " + tiers[i - 1].name + " above it (codec " +
+                     std::string(upper.name) + ")");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvtier

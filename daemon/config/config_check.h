@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/config/config.h"
+
+/// What is wrong with a value, without file and line: config.cc adds them. For config.cc only.
+namespace kvtier {
+
+Status CheckSocketPath(std::string_view path);
+Status CheckStaging(uint64_t session_bytes, uint64_t total_bytes);
+Status CheckLogLevel(std::string_view level);
+Result<BlockIoKind> ParseIoKind(std::string_view io);
+Status CheckLeaseTtl(uint32_t ttl_ms, uint32_t max_ttl_ms);
+Result<CodecId> ParseCodec(std::string_view name);
+Status CheckWatermarks(double low, double high);
+Status CheckHostMedium(std::string_view medium);
+Status CheckColdMedium(std::string_view medium);
+Status CheckTails(std::string_view tails);
+Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes);
+/// There is a tier, and no tier is more exact than the one above it.
+Status CheckLadder(const std::vector<TierConfig>& tiers);
+
+}  // namespace kvtier
