@@ -1,0 +1,127 @@
+#include "tiers/segment_allocator.h"
+
+#include <algorithm>
+
+#include "tiers/base/check.h"
+
+namespace kvtier {
+
+SegmentAllocator::SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit)
+    : tier_(tier), segment_bytes_(segment_bytes), limit_(segment_limit), segments_(segment_limit) {
+  for (uint32_t i = 0; i < limit_; ++i) fresh_.insert(i);
+}
+
+void SegmentAllocator::Recover(const RecoveredSegment& found) {
+  if (found.number >= limit_)
+    return;  // the capacity was larger once: such a segment is not written to any more
+  Segment& segment = segments_[found.number];
+  KVTIER_CHECK(segment.state == State::kFresh);
+  fresh_.erase(found.number);
+  segment.sequence = found.sequence;
+  segment.append_at = std::clamp(found.used_bytes, kColdSegmentHeaderBytes, segment_bytes_);
+  const bool has_room = found.sequence != 0 && segment.append_at < segment_bytes_;
+  segment.state = has_room ? State::kOpen : State::kSealed;
+  if (has_room) open_.insert(found.number);
+  next_sequence_ = std::max(next_sequence_, found.sequence + 1);
+}
+
+void SegmentAllocator::RecoverRecord(const Place& place, uint32_t owner) {
+  KVTIER_CHECK(place.container < limit_);
+  Segment& segment = segments_[place.container];
+  KVTIER_CHECK(segment.sequence == place.epoch && place.offset + place.bytes <= segment.append_at);
+  segment.records.push_back({.owner = owner, .offset = place.offset});
+  segment.live_bytes += place.bytes;
+  live_bytes_ += place.bytes;
+}
+
+std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t owner) {
+  KVTIER_CHECK(record_bytes > 0 && record_bytes % kSlotAlign == 0 && CouldFit(record_bytes));
+  while (!open_.empty()) {
+    const uint32_t number = *open_.begin();
+    Segment& segment = segments_[number];
+    if (segment.append_at + record_bytes > segment_bytes_) {
+      segment.state = State::kSealed;
+      open_.erase(open_.begin());
+      continue;
+    }
+    const Place place{.tier = tier_,
+                      .container = number,
+                      .slot = 0,
+                      .offset = segment.append_at,
+                      .bytes = record_bytes,
+                      .epoch = segment.sequence};
+    segment.append_at += record_bytes;
+    segment.live_bytes += record_bytes;
+    live_bytes_ += record_bytes;
+    segment.records.push_back({.owner = owner, .offset = place.offset});
+    return place;
+  }
+  if (fresh_.empty()) return std::nullopt;
+  const uint32_t number = *fresh_.begin();
+  fresh_.erase(fresh_.begin());
+  Segment& segment = segments_[number];
+  segment.state = State::kOpen;
+  segment.append_at = kColdSegmentHeaderBytes;
+  if (segment.sequence == 0) segment.sequence = next_sequence_++;
+  open_.insert(number);
+  return Append(record_bytes, owner);
+}
+
+void SegmentAllocator::Release(const Place& place) {
+  KVTIER_CHECK(place.tier == tier_ && place.container < limit_);
+  Segment& segment = segments_[place.container];
+  KVTIER_CHECK(segment.sequence == place.epoch && segment.live_bytes >= place.bytes);
+  segment.live_bytes -= place.bytes;
+  live_bytes_ -= place.bytes;
+}
+
+std::optional<uint32_t> SegmentAllocator::Victim(const std::function<bool(uint32_t segment)>& may_go) const {
+  std::optional<uint32_t> best;
+  for (uint32_t i = 0; i < limit_; ++i) {
+    const Segment& segment = segments_[i];
+    if (segment.state != State::kSealed) continue;
+    if (best) {
+      const Segment& other = segments_[*best];
+      if (std::pair(segment.live_bytes, segment.sequence) >= std::pair(other.live_bytes, other.sequence))
+        continue;
+    }
+    if (may_go(i)) best = i;
+  }
+  return best;
+}
+
+uint64_t SegmentAllocator::BeginRecycle(uint32_t number) {
+  Segment& segment = segments_[number];
+  KVTIER_CHECK(segment.state == State::kSealed && segment.live_bytes == 0);
+  segment.state = State::kRecycling;
+  segment.records.clear();
+  segment.sequence = next_sequence_++;
+  return segment.sequence;
+}
+
+void SegmentAllocator::Recycled(uint32_t number) {
+  KVTIER_CHECK(segments_[number].state == State::kRecycling);
+  segments_[number].state = State::kFresh;
+  fresh_.insert(number);
+}
+
+void SegmentAllocator::RecycleFailed(uint32_t number) {
+  KVTIER_CHECK(segments_[number].state == State::kRecycling);
+  segments_[number].state = State::kSealed;
+}
+
+void SegmentAllocator::CheckInvariants() const {
+  uint64_t live = 0;
+  for (uint32_t i = 0; i < limit_; ++i) {
+    const Segment& segment = segments_[i];
+    live += segment.live_bytes;
+    KVTIER_CHECK(segment.live_bytes <= segment.append_at && segment.append_at <= segment_bytes_);
+    KVTIER_CHECK((segment.state == State::kFresh) == fresh_.contains(i));
+    KVTIER_CHECK((segment.state == State::kOpen) == open_.contains(i));
+    if (segment.state == State::kFresh || segment.state == State::kRecycling)
+      KVTIER_CHECK(segment.live_bytes == 0);
+  }
+  KVTIER_CHECK(live == live_bytes_);
+}
+
+}  // namespace kvtier
