@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "codecs/image_layout.h"
+#include "tiers/base/aligned_buffer.h"
 #include "tiers/base/ids.h"
 #include "tiers/base/status.h"
 #include "tiers/crc32c.h"
@@ -11,6 +12,8 @@
 namespace kvtier {
 
 /// What names a block and says its shape: all that an image needs besides K and V.
+/// `shape.nraw` and `shape.nb` are those that the plane family uses for this block, whatever codec it has
+/// now.
 struct BlockIdentity {
   Key key;
   NamespaceDigest name_space;
@@ -20,11 +23,19 @@ struct BlockIdentity {
   friend bool operator==(const BlockIdentity&, const BlockIdentity&) = default;
 };
 
-/// A parsed image: a checked view of bytes that someone else owns. The table is a private copy, so that bytes that change
-/// later cannot change sizes.
+/// The codecs whose images differ by whole regions only.
+constexpr bool IsPlaneFamily(CodecId codec) {
+  return codec == CodecId::kKv4p || codec == CodecId::kKv42 || codec == CodecId::kKv2p;
+}
+
+/// The shape as an image in `codec` records it: nraw and nb are 0 where the codec has none.
+BlockShape StoredShape(CodecId codec, BlockShape shape);
+
+/// A parsed image: a checked view of bytes that someone else owns. The table is a private copy, so that bytes
+/// that change later cannot change sizes.
 struct ImageView {
   const Codec* codec = nullptr;
-  BlockIdentity identity;
+  BlockIdentity identity;  ///< as recorded: see StoredShape
   std::vector<LayerEntry> table;
   ImageLayout layout;
   std::span<const std::byte> bytes;  ///< exactly image_bytes
@@ -37,28 +48,41 @@ struct ImageView {
   float VError(uint16_t layer) const;
 };
 
-/// Checks header, table, sizes and header crc; not the parts. Any thread.
-/// Errors: kUnimplemented for an unknown version, codec, dtype or flag; kDataLoss for everything else that is wrong.
+/// Checks header, table, padding between, sizes and header crc; not the parts. Any thread.
+/// Errors: kUnimplemented for an unknown version, codec, dtype or flag; kDataLoss for everything else that is
+/// wrong.
 Result<ImageView> ParseImage(std::span<const std::byte> bytes);
-/// Parts of one layer against their crcs, and the table's padding. Errors: kDataLoss.
+/// Whether the image is the block that it is taken for. Errors: kDataLoss, naming the first field that
+/// differs.
+Status MatchIdentity(const ImageView& image, const BlockIdentity& expected);
+/// Parts of one layer against their crcs. Errors: kDataLoss.
 Status VerifyLayer(const ImageView& image, uint16_t layer);
 /// Every layer.
 Status VerifyImage(const ImageView& image);
 
-/// Image size when `identity` is stored in `codec` from `raw` (layers that cannot be encoded stay raw and are larger).
-uint64_t EncodedImageBytes(const Codec& codec, const BlockShape& shape, std::span<const std::byte> raw);
+/// What became of an image being built.
+struct [[nodiscard]] BuiltImage {
+  Status status;
+  uint64_t image_bytes = 0;  ///< its size; with kOutOfRange the size that `out` would have to have
+};
 
-/// Writes a whole image of `raw` (layer after layer as RawLayerBytes) to `out` (64-byte aligned).
-/// Reads each byte of `raw` once where codec is raw16 (then `raw` may change under it: what is checked is what is kept).
-/// Returns the image size. Errors: kOutOfRange when `out` is too small (message names the bytes needed).
-Result<uint64_t> EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
-                             std::span<std::byte> out);
+/// Writes an image of `raw` (layer after layer as RawLayerBytes) to `out` (64-byte aligned); layers that
+/// cannot be encoded stay raw. `raw` may change meanwhile: what is checked is what is kept, since every byte
+/// is read into `out` (raw16) or a private layer in `tile` (the others) before anything looks at it. Errors:
+/// kOutOfRange (`out` too small), kInvalidArgument (wrong size of `raw`; a source that changed under the
+/// encoder), kUnimplemented (the codec cannot hold the shape), kResourceExhausted (no memory for `tile`).
+BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
+                       std::span<std::byte> out, AlignedBuffer& tile);
 
-/// Writes `source` requantized to `codec` into `out`: a cut inside the plane family, an encoding from raw16, or a copy.
-/// Verifies every part of the source that it uses. Errors: kDataLoss (source), kOutOfRange (out too small),
-/// kFailedPrecondition (would need to decode a quantized block).
-Result<uint64_t> RequantizeImage(const ImageView& source, const Codec& codec, std::span<std::byte> out);
-/// Size that RequantizeImage needs. Same errors.
-Result<uint64_t> RequantizedBytes(const ImageView& source, const Codec& codec);
+/// Whether RequantizeImage can turn an image in `from` into `to`: a copy, a cut inside the plane family, or
+/// an encoding of 16-bit values. Never by decoding a quantized block.
+bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape);
+
+/// Writes `source` requantized to `codec` into `out` (64-byte aligned, not overlapping). `identity` is the
+/// block's own, with the nraw and nb that an encoding from raw16 uses. Verifies every part of the source that
+/// it uses; the source holds still. Errors: kDataLoss (source), kOutOfRange (`out` too small),
+/// kFailedPrecondition (not CanRequantize).
+BuiltImage RequantizeImage(const ImageView& source, const Codec& codec, const BlockIdentity& identity,
+                           std::span<std::byte> out);
 
 }  // namespace kvtier

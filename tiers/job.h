@@ -53,7 +53,8 @@ struct ColdJob {
   std::variant<CommitJob, EraseJob, RecycleJob, PutModelJob> work;
 };
 
-/// Every job of either kind gets exactly one. `outcome` is filled by moves; by a verify, with what stands at the place.
+/// Every job of either kind gets exactly one. `outcome` is filled by moves; by a verify, with what stands at
+/// the place.
 struct Completion {
   JobId id;
   Status status;

@@ -8,7 +8,8 @@
 
 namespace kvtier {
 
-/// A stretch of a client's staging memory, kept mapped while someone holds `keep`. The client can write it at any time.
+/// A stretch of a client's staging memory, kept mapped while someone holds `keep`. The client can write it at
+/// any time.
 struct StagedSource {
   std::shared_ptr<const void> keep;
   std::span<const std::byte> raw;  ///< RawBlockBytes of the shape
@@ -23,7 +24,9 @@ struct MoveOrder {
   Medium* source_medium = nullptr;
   Place target;
   Medium* target_medium = nullptr;
-  const Codec* codec = nullptr;  ///< of the target; a quantized source that cannot be cut to it is copied as it is
+  /// Wanted at the target. A quantized source that cannot be cut to it is copied as it is; a shape that it
+  /// does not take (a short tail) stays raw16.
+  const Codec* codec = nullptr;
 };
 
 struct MoveOutcome {
@@ -31,6 +34,8 @@ struct MoveOutcome {
   uint64_t image_bytes = 0;
   bool any_raw_layer = false;
   float k_error = 0, v_error = 0;  ///< rms over layers, at the target's rung
+  uint64_t encoded_bytes = 0;      ///< raw bytes that went through an encoder, and the time that took
+  uint64_t encode_ns = 0;
   /// Set when the target was too small: the bytes that the image needs. The Status is kOutOfRange then.
   uint64_t needed_bytes = 0;
 };
@@ -43,9 +48,14 @@ struct MoveScratch {
 };
 inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
 
-/// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be published;
-/// `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or answers to another identity).
-/// Threads: any worker; the caller keeps source and target pinned.
+/// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be
+/// published; `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or
+/// answers to another identity). Threads: any worker; the caller keeps source and target pinned.
 Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome);
+
+/// Reads the image at `place` and checks header, identity and every part. `outcome` says what stands there.
+/// Errors: the medium's; kUnimplemented; kDataLoss.
+Status VerifyBlock(const BlockIdentity& identity, const Place& place, Medium& medium, MoveScratch& scratch,
+                   MoveOutcome& outcome);
 
 }  // namespace kvtier

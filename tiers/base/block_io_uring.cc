@@ -64,6 +64,8 @@ class UringBlockIo final : public BlockIo {
   const char* name() const override { return "io_uring"; }
 
  private:
+  void Drive(TimePoint deadline) noexcept;
+  void MarkBroken();
   void Submit(uint32_t index);
   void FillRing();
   void SubmitCancel();
@@ -88,11 +90,24 @@ Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline)
   requests_ = requests;
   progress_.assign(requests.size(), {});
   again_.clear();
+  again_.reserve(requests.size());
   next_ = 0;
   in_flight_ = 0;
   expired_ = false;
-  if (broken_) GiveUp("the ring is broken", Code::kUnavailable);
+  if (broken_) {
+    GiveUp("the ring is broken", Code::kUnavailable);
+  } else {
+    Drive(deadline);
+  }
+  for (const IoRequest& request : requests) {
+    if (!request.status.ok()) return request.status;
+  }
+  return Status::Ok();
+}
 
+/// Leaves nothing in flight. An exception must not unwind past memory that the kernel still uses: hence
+/// noexcept.
+void UringBlockIo::Drive(TimePoint deadline) noexcept {
   uint32_t failures = 0;
   while (true) {
     if (!expired_ && std::chrono::steady_clock::now() >= deadline) {
@@ -101,7 +116,7 @@ Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline)
     }
     if (expired_) GiveUp("I/O not finished in time", Code::kDeadlineExceeded);
     FillRing();
-    if (in_flight_ == 0) break;
+    if (in_flight_ == 0) return;
     // After the deadline this waits for as long as the kernel holds the memory: returning earlier would let a
     // late completion write into memory that has a new owner.
     const int error = Enter(expired_ ? TimePoint::max() : deadline);
@@ -109,20 +124,23 @@ Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline)
     failures = error == 0 ? 0 : failures + 1;
     const bool transient = error == EINTR || error == EAGAIN || error == EBUSY || error == ENOMEM;
     if (error != 0 && (!transient || failures > kMaxEnterFailures)) {
-      // Nothing that the kernel holds can be taken back from here: going on would corrupt memory.
-      KVTIER_CHECK(KernelOwned() == 0);
-      broken_ = true;
-      for (uint32_t i = 0; i < next_; ++i) {
-        if (requests_[i].status.code() == Code::kPending) again_.push_back(i);
-      }
-      GiveUp("io_uring_enter failed", Code::kUnavailable);
-      break;
+      MarkBroken();
+      return;
     }
   }
-  for (const IoRequest& request : requests) {
-    if (!request.status.ok()) return request.status;
+}
+
+/// The kernel takes no more entries: ends every request and uses the ring no more.
+void UringBlockIo::MarkBroken() {
+  // What the kernel already holds could not be taken back from here: going on would corrupt memory.
+  KVTIER_CHECK(KernelOwned() == 0);
+  broken_ = true;
+  for (uint32_t i = 0; i < next_; ++i) {
+    if (requests_[i].status.code() == Code::kPending) {
+      requests_[i].status = Status(Code::kUnavailable, "io_uring_enter failed");
+    }
   }
-  return Status::Ok();
+  GiveUp("io_uring_enter failed", Code::kUnavailable);
 }
 
 /// Ends every request that is not in the ring.

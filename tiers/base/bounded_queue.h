@@ -78,9 +78,11 @@ class BoundedQueue {
 
  private:
   std::optional<T> PopLocked() {
-    if (items_.empty()) return std::nullopt;
-    std::optional<T> value(std::move(items_.front()));
-    items_.pop_front();
+    std::optional<T> value;
+    if (!items_.empty()) {
+      value.emplace(std::move(items_.front()));
+      items_.pop_front();
+    }
     return value;
   }
 

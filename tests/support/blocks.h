@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "kernels/numerics.h"
+#include "tiers/image.h"
+
+namespace kvtier {
+
+/// A small block of the plane family's usual form: half of the K channels boosted, one raw row.
+inline BlockShape SmallShape(uint16_t tokens = 64) {
+  return {.layers = 3,
+          .kv_heads = 2,
+          .k_dim = 64,
+          .v_dim = 64,
+          .tokens = tokens,
+          .dtype = DType::kFp16,
+          .nraw = 1,
+          .nb = 32};
+}
+
+/// An identity that differs in every field for every `number`.
+inline BlockIdentity MakeIdentity(uint32_t number, BlockShape shape = SmallShape()) {
+  BlockIdentity identity;
+  std::mt19937 rng(number);
+  for (std::byte& b : identity.key.bytes) b = static_cast<std::byte>(rng());
+  for (std::byte& b : identity.name_space.bytes) b = static_cast<std::byte>(rng());
+  identity.first_position = uint64_t{number} * shape.tokens;
+  identity.shape = shape;
+  return identity;
+}
+
+/// Normally distributed fp16 values, all layers of a block.
+inline std::vector<std::byte> RandomRaw(const BlockShape& shape, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<std::byte> raw(RawBlockBytes(shape));
+  for (size_t at = 0; at < raw.size(); at += 2) Store16(raw.data() + at, Fp16FromFp32(normal(rng)));
+  return raw;
+}
+
+/// An image in memory of its own, aligned as slots are.
+struct OwnedImage {
+  AlignedBuffer memory;
+  std::span<std::byte> bytes;
+};
+
+/// `raw` encoded; the status of EncodeImage where that failed.
+inline Result<OwnedImage> EncodeOwned(const Codec& codec, const BlockIdentity& identity,
+                                      std::span<const std::byte> raw) {
+  OwnedImage image;
+  AlignedBuffer tile;
+  KVTIER_ASSIGN(const std::span<std::byte> out,
+                image.memory.Reserve(RawBlockBytes(identity.shape) + (1 << 20)));
+  BuiltImage built = EncodeImage(codec, identity, raw, out, tile);
+  KVTIER_TRY(built.status);
+  image.bytes = out.first(built.image_bytes);
+  return image;
+}
+
+/// `source` requantized; the status of ParseImage or RequantizeImage where that failed.
+inline Result<OwnedImage> RequantizeOwned(std::span<const std::byte> source, const Codec& codec,
+                                          const BlockIdentity& identity) {
+  OwnedImage image;
+  KVTIER_ASSIGN(const ImageView view, ParseImage(source));
+  KVTIER_ASSIGN(const std::span<std::byte> out,
+                image.memory.Reserve(RawBlockBytes(identity.shape) + (1 << 20)));
+  BuiltImage built = RequantizeImage(view, codec, identity, out);
+  KVTIER_TRY(built.status);
+  image.bytes = out.first(built.image_bytes);
+  return image;
+}
+
+inline std::vector<std::byte> CopyOf(std::span<const std::byte> bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace kvtier

@@ -1,0 +1,238 @@
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/numerics.h"
+#include "tiers/image.h"
+#include "tiers/place.h"
+
+namespace kvtier {
+namespace {
+
+/// An image under construction: where its parts go, and its table.
+struct Draft {
+  const Codec& codec;
+  const BlockIdentity& identity;
+  std::span<std::byte> out;
+  BlockShape shape;  ///< as stored
+  std::vector<LayerEntry> table;
+  ImageLayout layout;
+
+  Draft(const Codec& codec, const BlockIdentity& identity, std::span<std::byte> out)
+      : codec(codec),
+        identity(identity),
+        out(out),
+        shape(StoredShape(codec.id, identity.shape)),
+        table(shape.layers) {
+    KVTIER_CHECK(reinterpret_cast<uintptr_t>(out.data()) % kImageAlign == 0);
+  }
+
+  /// Lays the image out for the planes of the table. Errors: kOutOfRange.
+  Status LayOut() {
+    std::vector<uint8_t> planes;
+    planes.reserve(table.size());
+    for (const LayerEntry& entry : table) planes.push_back(entry.planes);
+    layout = ComputeImageLayout(codec.id, shape, planes);
+    if (layout.image_bytes <= out.size()) return Status::Ok();
+    return Status(Code::kOutOfRange, "the image needs " + std::to_string(layout.image_bytes) + " bytes");
+  }
+
+  LayerParts Parts(size_t layer) const {
+    LayerParts parts;
+    for (int region = 0; region < kRegions; ++region) {
+      const ImageLayout::Part& part = layout.layers[layer][region];
+      parts.part[region] = out.subspan(part.offset, part.bytes);
+    }
+    return parts;
+  }
+  void Checksum(size_t layer) {
+    const LayerParts parts = Parts(layer);
+    for (int region = 0; region < kRegions; ++region) table[layer].crc[region] = Crc32c(parts.part[region]);
+  }
+  void WriteHeader();
+};
+
+void Draft::WriteHeader() {
+  ImageHeader header{};
+  header.magic = kImageMagic;
+  header.version = kImageVersion;
+  header.codec = static_cast<uint8_t>(codec.id);
+  header.dtype = static_cast<uint8_t>(shape.dtype);
+  header.flags = IsPlaneFamily(codec.id) ? kImageFlagRotatedV : 0;
+  header.tokens = shape.tokens;
+  header.layers = shape.layers;
+  header.kv_heads = shape.kv_heads;
+  header.k_dim = shape.k_dim;
+  header.v_dim = shape.v_dim;
+  header.nraw = shape.nraw;
+  header.nb = shape.nb;
+  header.first_position = identity.first_position;
+  header.key = identity.key.bytes;
+  header.name_space = identity.name_space.bytes;
+  header.image_bytes = layout.image_bytes;
+  header.base_bytes = layout.base_bytes;
+  header.header_crc = Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(ImageHeader, header_crc)));
+  header.header_crc = ContinueCrc32c(header.header_crc, std::as_bytes(std::span(table)));
+
+  std::memcpy(out.data(), &header, sizeof(header));
+  std::memcpy(out.data() + kImageHeaderBytes, table.data(), table.size() * sizeof(LayerEntry));
+  const uint64_t table_end = kImageHeaderBytes + table.size() * sizeof(LayerEntry);
+  std::memset(out.data() + table_end, 0, AlignUp(table_end, kImageAlign) - table_end);
+}
+
+BuiltImage Finished(Draft& draft) {
+  draft.WriteHeader();
+  return {.status = Status::Ok(), .image_bytes = draft.layout.image_bytes};
+}
+
+/// Needed bytes go with kOutOfRange only.
+BuiltImage Failed(Status status, const Draft& draft) {
+  const uint64_t needed = status.code() == Code::kOutOfRange ? draft.layout.image_bytes : 0;
+  return {.status = std::move(status), .image_bytes = needed};
+}
+
+/// K and V as they come, into the base part, padding zeroed.
+void StoreRawLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
+  const std::span<std::byte> base = draft.Parts(layer).part[static_cast<int>(Region::kBase)];
+  KVTIER_CHECK(base.size() >= raw.size());
+  const std::span<std::byte> padding = base.subspan(raw.size());
+  std::ranges::fill(padding, std::byte{0});
+  const uint32_t crc = CopyAndCrc32c(raw, base.first(raw.size()));
+  draft.table[layer].crc[static_cast<int>(Region::kBase)] = ContinueCrc32c(crc, padding);
+}
+
+void StoreEncodedLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
+  const LayerError error = draft.codec.encode(draft.shape, raw, draft.Parts(layer));
+  draft.table[layer].error = {Fp16Out(error.k_int4), Fp16Out(error.k_int2), Fp16Out(error.v_int4),
+                              Fp16Out(error.v_int2)};
+  draft.Checksum(layer);
+}
+
+/// Encodes every layer that `load` returns. Whether a layer can be encoded shows only when it is loaded, and
+/// one that cannot be is larger and moves all that follows: then the sizes are known, and a second pass
+/// writes them.
+template <typename LoadLayer>
+BuiltImage EncodeLayers(Draft& draft, const LoadLayer& load) {
+  for (LayerEntry& entry : draft.table) entry.planes = EncodedPlanes(draft.codec, draft.shape);
+  constexpr int kPasses = 2;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
+    bool sizes_hold = true;
+    for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+      const Result<std::span<const std::byte>> raw = load(layer);
+      if (!raw.ok()) return Failed(raw.status(), draft);
+      LayerEntry& entry = draft.table[layer];
+      if (entry.planes == kPlaneRaw) {
+        StoreRawLayer(draft, layer, *raw);
+      } else if (!LayerIsFinite(draft.shape, *raw)) {
+        entry = {};
+        entry.planes = kPlaneRaw;
+        sizes_hold = false;
+      } else if (sizes_hold) {
+        StoreEncodedLayer(draft, layer, *raw);
+      }
+    }
+    if (sizes_hold) return Finished(draft);
+  }
+  return Failed(Status(Code::kInvalidArgument, "the source changed while it was being encoded"), draft);
+}
+
+BuiltImage StoreRaw16(Draft& draft, std::span<const std::byte> raw) {
+  for (LayerEntry& entry : draft.table) entry.planes = EncodedPlanes(draft.codec, draft.shape);
+  if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
+  const uint64_t layer_bytes = RawLayerBytes(draft.shape);
+  for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+    StoreRawLayer(draft, layer, raw.subspan(layer * layer_bytes, layer_bytes));
+  }
+  return Finished(draft);
+}
+
+Status CopyPart(const ImageView& source, Draft& draft, size_t layer, int region) {
+  const std::span<const std::byte> from = source.Parts(static_cast<uint16_t>(layer)).part[region];
+  const uint32_t crc = CopyAndCrc32c(from, draft.Parts(layer).part[region]);
+  draft.table[layer].crc[region] = crc;
+  if (crc == source.table[layer].crc[region]) return Status::Ok();
+  return Status(Code::kDataLoss,
+                "image: checksum of layer " + std::to_string(layer) + ", region " + std::to_string(region));
+}
+
+/// The boost of an int2 layer, from the K tail that goes.
+Status BuildBoost(const ImageView& source, Draft& draft, size_t layer) {
+  constexpr int kBoost = static_cast<int>(Region::kBoost), kKTail = static_cast<int>(Region::kKTail);
+  const std::span<std::byte> boost = draft.Parts(layer).part[kBoost];
+  const ConstLayerParts in = source.Parts(static_cast<uint16_t>(layer));
+  if (Crc32c(in.part[kKTail]) != source.table[layer].crc[kKTail]) {
+    return Status(Code::kDataLoss, "image: checksum of the K tail of layer " + std::to_string(layer));
+  }
+  GatherBoost(draft.shape, in, boost);
+  draft.table[layer].crc[kBoost] = Crc32c(boost);
+  return Status::Ok();
+}
+
+/// Leaves regions out (or none: a copy). No part that stays is changed.
+BuiltImage CutImage(const ImageView& source, Draft& draft) {
+  const bool same = source.codec->id == draft.codec.id;
+  for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+    const LayerEntry& from = source.table[layer];
+    draft.table[layer].error = from.error;
+    const bool keeps_planes = same || from.planes == kPlaneRaw;
+    draft.table[layer].planes = keeps_planes ? from.planes : EncodedPlanes(draft.codec, draft.shape);
+  }
+  if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
+  for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+    const uint8_t gained = draft.table[layer].planes & static_cast<uint8_t>(~source.table[layer].planes);
+    KVTIER_CHECK((gained & ~kPlaneBoost) == 0);
+    for (int region = 0; region < kRegions; ++region) {
+      if (draft.layout.layers[layer][region].bytes == 0) continue;
+      const bool is_new = gained != 0 && region == static_cast<int>(Region::kBoost);
+      Status status = is_new ? BuildBoost(source, draft, layer) : CopyPart(source, draft, layer, region);
+      if (!status.ok()) return Failed(std::move(status), draft);
+    }
+  }
+  return Finished(draft);
+}
+
+}  // namespace
+
+BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
+                       std::span<std::byte> out, AlignedBuffer& tile) {
+  Draft draft(codec, identity, out);
+  if (!codec.supports(draft.shape)) {
+    return Failed(Status(Code::kUnimplemented, std::string(codec.name) + " cannot hold this shape"), draft);
+  }
+  if (raw.size() != RawBlockBytes(draft.shape)) {
+    return Failed(Status(Code::kInvalidArgument, "the source has not the bytes of its shape"), draft);
+  }
+  if (codec.id == CodecId::kRaw16) return StoreRaw16(draft, raw);
+
+  const uint64_t layer_bytes = RawLayerBytes(draft.shape);
+  const Result<std::span<std::byte>> memory = tile.Reserve(layer_bytes);
+  if (!memory.ok()) return Failed(memory.status(), draft);
+  return EncodeLayers(draft, [&](size_t layer) -> Result<std::span<const std::byte>> {
+    std::memcpy(memory->data(), raw.data() + layer * layer_bytes, layer_bytes);
+    return std::span<const std::byte>(*memory);
+  });
+}
+
+bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape) {
+  if (CanCut(from, to.id)) return true;
+  return from == CodecId::kRaw16 && to.supports(StoredShape(to.id, shape));
+}
+
+BuiltImage RequantizeImage(const ImageView& source, const Codec& codec, const BlockIdentity& identity,
+                           std::span<std::byte> out) {
+  Draft draft(codec, identity, out);
+  KVTIER_CHECK(source.identity.shape == StoredShape(source.codec->id, identity.shape));
+  if (!CanRequantize(source.codec->id, codec, identity.shape)) {
+    return Failed(Status(Code::kFailedPrecondition, "would have to decode a quantized block"), draft);
+  }
+  if (CanCut(source.codec->id, codec.id)) return CutImage(source, draft);
+  return EncodeLayers(draft, [&](size_t index) -> Result<std::span<const std::byte>> {
+    const auto layer = static_cast<uint16_t>(index);
+    if (Status intact = VerifyLayer(source, layer); !intact.ok()) return intact;
+    return source.Parts(layer).part[static_cast<int>(Region::kBase)].first(RawLayerBytes(draft.shape));
+  });
+}
+
+}  // namespace kvtier

@@ -1,0 +1,158 @@
+#include "tiers/transfer_worker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace kvtier {
+namespace {
+
+constexpr uint32_t kMaxWorkers = 256;
+/// How long a worker waits for a job before it shows that it is alive.
+constexpr std::chrono::milliseconds kPopSlice{100};
+/// Between two tries to hand over a completion to a full queue.
+constexpr std::chrono::milliseconds kFullQueuePause{1};
+
+TimePoint Now() {
+  return SteadyClock().Now();
+}
+
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+}  // namespace
+
+Result<std::unique_ptr<TransferWorkers>> TransferWorkers::Make(TransferWorkersOptions options,
+                                                               BoundedQueue<Job>& jobs,
+                                                               BoundedQueue<Completion>& completions,
+                                                               ArenaStore& arenas, Metrics& metrics) {
+  if (options.count == 0 || options.count > kMaxWorkers) {
+    return Status(Code::kInvalidArgument,
+                  "the number of transfer workers must be 1 to " + std::to_string(kMaxWorkers));
+  }
+  return std::unique_ptr<TransferWorkers>(
+      new TransferWorkers(std::move(options), jobs, completions, arenas, metrics));
+}
+
+TransferWorkers::TransferWorkers(TransferWorkersOptions options, BoundedQueue<Job>& jobs,
+                                 BoundedQueue<Completion>& completions, ArenaStore& arenas, Metrics& metrics)
+    : options_(std::move(options)),
+      jobs_(jobs),
+      completions_(completions),
+      arenas_(arenas),
+      metrics_(metrics) {}
+
+TransferWorkers::~TransferWorkers() {
+  Stop();
+}
+
+Status TransferWorkers::Start() {
+  KVTIER_CHECK(workers_.empty());
+  stopping_ = false;
+  for (uint32_t i = 0; i < options_.count; ++i) {
+    auto worker = std::make_unique<Worker>();
+    worker->last_progress = Now();
+    try {
+      worker->thread = std::thread([this, w = worker.get()] { Run(*w); });
+    } catch (const std::system_error& error) {
+      Stop();
+      return Status(Code::kResourceExhausted,
+                    std::string("no thread for a transfer worker: ") + error.what());
+    }
+    workers_.push_back(std::move(worker));
+  }
+  return Status::Ok();
+}
+
+void TransferWorkers::Stop() {
+  stopping_ = true;
+  // Wake ends one wait only; the others see the flag within a slice.
+  jobs_.Wake();
+  for (const auto& worker : workers_) worker->thread.join();
+  workers_.clear();
+}
+
+TimePoint TransferWorkers::OldestProgress() const {
+  TimePoint oldest = TimePoint::max();
+  for (const auto& worker : workers_) oldest = std::min(oldest, worker->last_progress.load());
+  return oldest;
+}
+
+void TransferWorkers::Run(Worker& worker) {
+  Tools tools;
+  while (true) {
+    std::optional<Job> job = jobs_.PopUntil(Now() + kPopSlice);
+    worker.last_progress = Now();
+    if (job.has_value()) {
+      Complete(Execute(std::move(*job), tools), worker);
+    } else if (stopping_) {
+      return;
+    }
+  }
+}
+
+/// The job's own resources, such as staged memory, are free again when this returns.
+Completion TransferWorkers::Execute(Job job, Tools& tools) {
+  Completion completion{.id = job.id, .status = {}, .outcome = {}};
+  const char* exception = nullptr;
+  try {
+    completion.status = Perform(job, tools, completion.outcome);
+  } catch (const std::bad_alloc&) {
+    exception = "out of memory";
+  } catch (...) {
+    exception = "exception";
+  }
+  if (exception != nullptr) {
+    tools = {};
+    metrics_.worker_restarts.Add();
+    completion.status = Status(Code::kInternal, exception);
+    completion.outcome = {};
+  }
+  return completion;
+}
+
+Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outcome) {
+  if (tools.io == nullptr) {
+    KVTIER_ASSIGN(tools.io, MakeBlockIo(options_.io));
+    metrics_.uring_active.Set(std::string_view(tools.io->name()) == "io_uring" ? 1 : 0);
+    tools.scratch.io = tools.io.get();
+  }
+  return std::visit(Overloaded{
+                        [&](const MoveJob& move) {
+                          const Status status = MoveBlock(move.order, tools.scratch, outcome);
+                          metrics_.codec_encode_bytes.Add(outcome.encoded_bytes);
+                          metrics_.codec_encode_ns.Add(outcome.encode_ns);
+                          return status;
+                        },
+                        [&](const CreateArenaJob& create) { return arenas_.Create(create.spec); },
+                        [&](const DestroyArenaJob& destroy) {
+                          arenas_.Destroy(destroy.id);
+                          return Status::Ok();
+                        },
+                        [&](const VerifyJob& verify) {
+                          return VerifyBlock(verify.identity, verify.place, *verify.medium, tools.scratch,
+                                             outcome);
+                        },
+                    },
+                    job.work);
+}
+
+void TransferWorkers::Complete(Completion completion, Worker& worker) {
+  while (!completions_.TryPush(std::move(completion))) {
+    if (completions_.closed()) return;  // nobody is left to answer
+    if (options_.on_completion) options_.on_completion();
+    std::this_thread::sleep_for(kFullQueuePause);
+    worker.last_progress = Now();
+  }
+  worker.last_progress = Now();
+  if (options_.on_completion) options_.on_completion();
+}
+
+}  // namespace kvtier
