@@ -19,23 +19,24 @@ struct RecordMeta {
 };
 
 /// The device behind a tier. The engine hands out places; a medium only moves bytes.
-/// Threads: any transfer worker with its own BlockIo, concurrently, for different places. Errors: per call; never a partial
-/// success.
+/// Threads: any transfer worker with its own BlockIo, concurrently, for different places. Errors: per call;
+/// never a partial success.
 class Medium {
  public:
   virtual ~Medium() = default;
 
-  /// The image bytes at `place`, at most place.bytes, not yet parsed. Host media return the slot itself, others read into
-  /// `bounce` (grown as needed). Valid until the place is freed or `bounce` is used again.
+  /// The image bytes at `place`, at most place.bytes, not yet parsed. Host media return the slot itself,
+  /// others read into `bounce` (grown as needed). Valid until the place is freed or `bounce` is used again.
   virtual Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) = 0;
 
-  /// Where to build an image of up to place.bytes for `place`: the slot itself (its epoch is bumped first) or `bounce`.
+  /// Where to build an image of up to place.bytes for `place`: the slot itself (its epoch is bumped first) or
+  /// `bounce`.
   virtual Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) = 0;
 
-  /// Puts the finished image (a prefix of the span from BeginWrite, of `image_bytes`) on the medium. For a persistent medium
-  /// the bytes are written but not yet synced: see Committer.
-  virtual Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built, uint64_t image_bytes,
-                             const RecordMeta& meta) = 0;
+  /// Puts the finished image (a prefix of the span from BeginWrite, of `image_bytes`) on the medium. For a
+  /// persistent medium the bytes are written but not yet synced: see Committer.
+  virtual Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built,
+                             uint64_t image_bytes, const RecordMeta& meta) = 0;
 };
 
 }  // namespace kvtier

@@ -6,8 +6,8 @@
 
 namespace kvtier {
 
-/// Where the bytes of one image are: a slot of an arena, or a record of a segment. Plain data, copied freely; the slot
-/// allocators that hand it out belong to the engine thread.
+/// Where the bytes of one image are: a slot of an arena, or a record of a segment. Plain data, copied freely;
+/// the slot allocators that hand it out belong to the engine thread.
 struct Place {
   TierId tier;
   uint32_t container = 0;  ///< host: arena id; cold: segment number
@@ -20,6 +20,8 @@ struct Place {
 };
 
 inline constexpr uint64_t kSlotAlign = 4096;
-constexpr uint64_t AlignUp(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
+constexpr uint64_t AlignUp(uint64_t value, uint64_t align) {
+  return (value + align - 1) / align * align;
+}
 
 }  // namespace kvtier

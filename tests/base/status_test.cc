@@ -44,6 +44,7 @@ TEST(Result, CarriesAMoveOnlyValueOrTheFirstError) {
 }
 
 TEST(ResultDeathTest, StopsWhenAnErrorIsUsedAsAValue) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH({ std::ignore = Quarter(1).value(); }, "check failed");
 }
 

@@ -8,7 +8,8 @@
 
 namespace kvtier {
 
-/// Page-aligned anonymous memory that grows on demand and returns to the system when released. Move-only, single-owner.
+/// Page-aligned anonymous memory that grows on demand and returns to the system when released. Move-only,
+/// single-owner.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;

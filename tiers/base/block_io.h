@@ -17,7 +17,8 @@ struct IoRequest {
   int fd = -1;
   uint64_t offset = 0;
   std::span<std::byte> memory;  ///< read into, written from; empty for kDataSync
-  Status status;                ///< out: OK only when all bytes were moved (a short read or write is retried, then an error)
+  Status
+      status;  ///< out: OK only when all bytes were moved (a short read or write is retried, then an error)
 };
 
 /// Batched file I/O: submit all, wait for all. Requests of one batch run in any order.
@@ -35,8 +36,8 @@ inline constexpr uint32_t kMaxIoInFlight = 64;
 
 enum class BlockIoKind : uint8_t { kAuto, kUring, kSync };
 
-/// kAuto probes with a real ring and a real read, and falls back to synchronous calls. Call it on the thread that will use
-/// it (SINGLE_ISSUER). Errors: only for kUring, when it does not work here.
+/// kAuto probes with a real ring and a real read, and falls back to synchronous calls. Call it on the thread
+/// that will use it (SINGLE_ISSUER). Errors: only for kUring, when it does not work here.
 Result<std::unique_ptr<BlockIo>> MakeBlockIo(BlockIoKind kind);
 
 }  // namespace kvtier

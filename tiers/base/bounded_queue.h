@@ -13,8 +13,8 @@
 
 namespace kvtier {
 
-/// A queue with a named bound, many producers, many consumers. Full means refused; it never grows past the bound.
-/// Threads: any. The mutex is held for moves of elements only, never across I/O or callbacks.
+/// A queue with a named bound, many producers, many consumers. Full means refused; it never grows past the
+/// bound. Threads: any. The mutex is held for moves of elements only, never across I/O or callbacks.
 template <typename T>
 class BoundedQueue {
  public:

@@ -18,14 +18,14 @@ struct Id {
   friend auto operator<=>(const Id&, const Id&) = default;
 };
 
-using TierId = Id<struct TierTag, uint8_t>;         ///< index into the ladder: 0 is the highest tier configured
-using TenantId = Id<struct TenantTag, uint32_t>;    ///< daemon-local number of a tenant name such as "uid:1000"
+using TierId = Id<struct TierTag, uint8_t>;       ///< index into the ladder: 0 is the highest tier configured
+using TenantId = Id<struct TenantTag, uint32_t>;  ///< daemon-local number of a tenant name such as "uid:1000"
 using SessionId = Id<struct SessionTag, uint64_t>;  ///< never reused within one boot
 using ModelId = Id<struct ModelTag, uint32_t>;      ///< daemon-local number of a namespace
 using LeaseId = Id<struct LeaseTag, uint64_t>;      ///< chosen by the client, unique in its session
 using TicketId = Id<struct TicketTag, uint64_t>;    ///< chosen by the client, unique in its session
 using JobId = Id<struct JobTag, uint64_t>;
-using ArenaId = Id<struct ArenaTag, uint32_t>;      ///< never reused within one boot
+using ArenaId = Id<struct ArenaTag, uint32_t>;  ///< never reused within one boot
 
 /// 256 bits from SHA-256. Key and namespace digest have the same form but never mix.
 template <typename Tag>
@@ -45,10 +45,12 @@ struct Digest256 {
     }
     return hex;
   }
-  std::string_view AsStringView() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+  std::string_view AsStringView() const {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
 };
 
-using Key = Digest256<struct KeyTag>;                     ///< names a block (DESIGN.md "Keys")
+using Key = Digest256<struct KeyTag>;                    ///< names a block (DESIGN.md "Keys")
 using NamespaceDigest = Digest256<struct NamespaceTag>;  ///< everything besides tokens that changes K/V bytes
 
 }  // namespace kvtier

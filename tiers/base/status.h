@@ -15,20 +15,20 @@ enum class Code : int {
   kCancelled = 1,
   kInvalidArgument = 3,
   kDeadlineExceeded = 4,
-  kNotFound = 5,           ///< a miss
-  kAlreadyExists = 6,      ///< PRESENT
+  kNotFound = 5,       ///< a miss
+  kAlreadyExists = 6,  ///< PRESENT
   kPermissionDenied = 7,
   kResourceExhausted = 8,  ///< full: shed, not an error of the caller
   kFailedPrecondition = 9,
-  kAborted = 10,           ///< try again
+  kAborted = 10,  ///< try again
   kOutOfRange = 11,
-  kUnimplemented = 12,     ///< UNSUPPORTED: version, codec, layout
+  kUnimplemented = 12,  ///< UNSUPPORTED: version, codec, layout
   kInternal = 13,
-  kUnavailable = 14,       ///< the daemon or a device is not there
-  kDataLoss = 15,          ///< CORRUPT: a checksum or a size is wrong
+  kUnavailable = 14,  ///< the daemon or a device is not there
+  kDataLoss = 15,     ///< CORRUPT: a checksum or a size is wrong
   kUnauthenticated = 16,
-  kStale = 100,            ///< a lease or slot was given away; the bytes read are invalid
-  kPending = 101,          ///< being stored right now
+  kStale = 100,    ///< a lease or slot was given away; the bytes read are invalid
+  kPending = 101,  ///< being stored right now
 };
 
 std::string_view CodeName(Code code);
@@ -56,16 +56,18 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-/// "what: strerror(error_number)"; ENOSPC and EDQUOT map to kResourceExhausted, EACCES and EPERM to kPermissionDenied,
-/// ENOENT to kNotFound, the rest to kUnavailable.
+/// "what: strerror(error_number)"; ENOSPC and EDQUOT map to kResourceExhausted, EACCES and EPERM to
+/// kPermissionDenied, ENOENT to kNotFound, the rest to kUnavailable.
 Status StatusFromErrno(int error_number, std::string_view what);
 
 /// A value or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                                                // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) { KVTIER_CHECK(!status_.ok()); }           // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {
+    KVTIER_CHECK(!status_.ok());
+  }  // NOLINT(google-explicit-constructor)
   Result(Code code, std::string message) : status_(code, std::move(message)) {}
 
   bool ok() const { return value_.has_value(); }
@@ -98,8 +100,8 @@ class [[nodiscard]] Result {
 #define KVTIER_CONCAT(a, b) KVTIER_CONCAT_INNER(a, b)
 
 /// Returns from the enclosing function when `expression` (a Status) is not OK.
-#define KVTIER_TRY(expression)                              \
-  do {                                                      \
+#define KVTIER_TRY(expression)                                                           \
+  do {                                                                                   \
     if (::kvtier::Status try_status = (expression); !try_status.ok()) return try_status; \
   } while (false)
 
