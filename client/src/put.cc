@@ -1,0 +1,354 @@
+#include "client/src/put.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "client/src/errors.h"
+#include "client/src/lookup.h"
+#include "codecs/codec.h"
+
+namespace kvtier::client {
+namespace {
+
+/// Small enough that the daemon starts while the rest is still being copied.
+constexpr uint64_t kBatchBytes = uint64_t{4} << 20;
+/// The daemon answers a put when it has read the staging bytes; one that owes that longer is given up.
+constexpr Duration kStoreTimeout = std::chrono::seconds(20);
+constexpr Duration kReplyGrace = std::chrono::seconds(10);
+
+TimePoint Now() {
+  return SteadyClock().Now();
+}
+
+/// Staged stretches of one batch, given back when the daemon has answered.
+struct StagedBatch {
+  std::vector<uint64_t> offsets;
+  std::vector<size_t> blocks;
+  uint64_t bytes = 0;
+};
+
+/// Whether a reply with this status says that the daemon does not read the staging bytes any more.
+bool StagingIsFree(const Status& status, TimePoint rpc_deadline) {
+  switch (status.code()) {
+    case Code::kOk:
+    case Code::kInvalidArgument:
+    case Code::kNotFound:
+    case Code::kPermissionDenied:
+    case Code::kResourceExhausted:
+    case Code::kFailedPrecondition:
+    case Code::kAborted:
+    case Code::kOutOfRange:
+    case Code::kUnimplemented:
+    case Code::kUnauthenticated:
+    case Code::kStale:
+    case Code::kPending:
+      return true;
+    case Code::kDeadlineExceeded:
+      return Now() < rpc_deadline;  // then it was the daemon that dropped the command unread
+    default:
+      return false;
+  }
+}
+
+/// Runs when the daemon has answered for a batch, or never will.
+void FinishBatch(Connection& connection, PutProgress& progress, const StagedBatch& batch,
+                 TimePoint rpc_deadline, const Status& status, const v1::PutReply& reply) {
+  for (size_t i = 0; i < batch.blocks.size(); ++i) {
+    kvtier_put_result result{};
+    if (!status.ok()) {
+      result.code = ToC(status.code());
+    } else if (static_cast<int>(i) >= reply.blocks_size()) {
+      result.code = KVTIER_INTERNAL;
+    } else {
+      const v1::PutOutcome& outcome = reply.blocks(static_cast<int>(i));
+      result.code = static_cast<kvtier_code>(outcome.code());
+      result.precision = static_cast<kvtier_precision>(outcome.precision());
+      result.tier = outcome.tier();
+    }
+    progress.Set(batch.blocks[i], result);
+  }
+  if (StagingIsFree(status, rpc_deadline)) {
+    for (const uint64_t offset : batch.offsets) connection.staging().Free(offset);
+  } else {
+    // The daemon may still read these bytes: writing others there would store them under these keys. A new
+    // session has new staging memory.
+    connection.Abandon();
+  }
+  progress.BatchEnded();
+}
+
+/// One put from its lookup to its last batch. Lives for the call only.
+class PutRun {
+ public:
+  PutRun(std::shared_ptr<Connection> connection, const Model& model, const Query& query, const View& source,
+         const PutOptions& options, TimePoint deadline)
+      : connection_(std::move(connection)),
+        model_(model),
+        query_(query),
+        source_(source),
+        options_(options),
+        deadline_(deadline),
+        progress_(std::make_shared<PutProgress>(query.refs.size(), options.durability)) {}
+
+  const std::shared_ptr<PutProgress>& progress() const { return progress_; }
+
+  /// Settles the blocks that are present. Errors: those of the lookup.
+  Status FindPresent(uint32_t remote_model);
+  /// Copies and sends the others. Errors: why some were not taken.
+  Status StageAll();
+
+ private:
+  bool TailIsPresent(const LookupOutcome& found) const;
+  void FindSuperseded(const LookupOutcome& found);
+  std::optional<uint64_t> AllocateFor(uint64_t bytes);
+  void Gather(const kvtier_block_ref& ref, const BlockShape& shape, std::span<std::byte> raw) const;
+  void AddToBatch(size_t block, uint64_t offset, uint64_t bytes);
+  void SendBatch();
+  void Refuse(size_t from, Code code);
+
+  const std::shared_ptr<Connection> connection_;
+  const Model& model_;
+  const Query& query_;
+  const View& source_;
+  const PutOptions& options_;
+  const TimePoint deadline_;
+  const std::shared_ptr<PutProgress> progress_;
+
+  uint32_t remote_model_ = 0;
+  size_t first_absent_ = 0;
+  bool tail_present_ = false;
+  std::vector<std::string> superseded_;  ///< by the first absent block
+  v1::PutRequest request_;
+  StagedBatch batch_;
+};
+
+Status PutRun::FindPresent(uint32_t remote_model) {
+  remote_model_ = remote_model;
+  KVTIER_ASSIGN(const LookupOutcome found, LookupOn(*connection_, remote_model, query_, deadline_));
+  for (const kvtier_match& match : found.run) {
+    progress_->Set(first_absent_++,
+                   {.code = KVTIER_PRESENT, .precision = match.precision, .tier = match.tier});
+  }
+  tail_present_ = TailIsPresent(found);
+  if (tail_present_) {
+    progress_->Set(query_.refs.size() - 1,
+                   {.code = KVTIER_PRESENT, .precision = KVTIER_PRECISION_ANY, .tier = 0});
+  } else {
+    FindSuperseded(found);
+  }
+  return Status::Ok();
+}
+
+bool PutRun::TailIsPresent(const LookupOutcome& found) const {
+  if (query_.tail == nullptr || found.run.size() + 1 != query_.refs.size()) return false;
+  const std::string_view own = KeyOf(query_.tail->key).AsStringView();
+  return std::any_of(found.tails.begin(), found.tails.end(), [&](const v1::TailChild& tail) {
+    return tail.tokens() == query_.tail->tokens &&
+           std::equal(own.begin(), own.end(), tail.key().begin(), tail.key().end());
+  });
+}
+
+void PutRun::FindSuperseded(const LookupOutcome& found) {
+  if (first_absent_ >= query_.refs.size()) return;
+  for (const v1::TailChild& tail : found.tails) {
+    const bool covered = tail.tokens() < query_.refs[first_absent_].tokens;
+    if (covered && ChooseTail(query_, first_absent_, {&tail, 1}).has_value())
+      superseded_.push_back(tail.key());
+  }
+}
+
+Status PutRun::StageAll() {
+  const size_t end = query_.refs.size() - (tail_present_ ? 1 : 0);
+  for (size_t i = first_absent_; i < end; ++i) {
+    const kvtier_block_ref& ref = query_.refs[i];
+    const BlockShape shape = ShapeOf(model_.spec, ref.position, static_cast<uint16_t>(ref.tokens));
+    const uint64_t bytes = RawBlockBytes(shape);
+    if (bytes > connection_->staging().capacity_bytes()) {
+      Refuse(i, Code::kResourceExhausted);
+      return Status(Code::kResourceExhausted, "a block is larger than the staging memory");
+    }
+    const std::optional<uint64_t> offset = AllocateFor(bytes);
+    if (!offset.has_value()) {
+      SendBatch();
+      const Code why = connection_->alive() ? Code::kDeadlineExceeded : Code::kUnavailable;
+      Refuse(i, why);
+      return Status(why, "the daemon did not take the blocks off the staging memory in time");
+    }
+    Gather(ref, shape, connection_->staging().At(*offset, bytes));
+    AddToBatch(i, *offset, bytes);
+    if (batch_.bytes >= kBatchBytes) SendBatch();
+  }
+  SendBatch();
+  return Status::Ok();
+}
+
+std::optional<uint64_t> PutRun::AllocateFor(uint64_t bytes) {
+  StagingPool& staging = connection_->staging();
+  // Space comes back only for what has been sent.
+  if (!staging.HasRoom(bytes)) SendBatch();
+  return staging.Allocate(bytes, deadline_);
+}
+
+void PutRun::Gather(const kvtier_block_ref& ref, const BlockShape& shape, std::span<std::byte> raw) const {
+  const uint64_t layer_bytes = RawLayerBytes(shape);
+  const auto first_token = static_cast<uint32_t>(ref.position - query_.refs[0].position);
+  for (uint16_t layer = 0; layer < shape.layers; ++layer) {
+    GatherRawLayer(shape, source_.Layer(layer, first_token), raw.subspan(layer * layer_bytes, layer_bytes));
+  }
+}
+
+void PutRun::AddToBatch(size_t block, uint64_t offset, uint64_t bytes) {
+  const kvtier_block_ref& ref = query_.refs[block];
+  v1::PutBlock& wire = *request_.add_blocks();
+  wire.set_key(ref.key, KVTIER_KEY_BYTES);
+  wire.set_parent(ref.parent, KVTIER_KEY_BYTES);
+  wire.set_first_position(ref.position);
+  wire.set_tokens(ref.tokens);
+  wire.set_staging_offset(offset);
+  if (block == first_absent_) {
+    for (std::string& key : superseded_) wire.add_supersedes(std::move(key));
+  }
+  batch_.offsets.push_back(offset);
+  batch_.blocks.push_back(block);
+  batch_.bytes += bytes;
+}
+
+void PutRun::SendBatch() {
+  if (batch_.blocks.empty()) return;
+  const uint64_t remote_ticket = connection_->NextId();
+  request_.set_session_token(connection_->token());
+  request_.set_model(remote_model_);
+  request_.set_ticket(remote_ticket);
+  request_.set_durability(static_cast<v1::Durability>(options_.durability));
+  request_.set_floor(static_cast<v1::Precision>(options_.floor));
+  request_.set_priority(options_.priority);
+  request_.set_ttl_ms(options_.ttl_ms);
+  request_.set_deadline_ms(
+      static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(kStoreTimeout).count()));
+
+  progress_->AddBatch({.remote_ticket = remote_ticket, .blocks = batch_.blocks});
+  progress_->BatchStarted();
+  const TimePoint rpc_deadline = Now() + kStoreTimeout + kReplyGrace;
+  connection_->rpc().PutAsync(
+      std::exchange(request_, {}), rpc_deadline,
+      [connection = connection_, progress = progress_, batch = std::exchange(batch_, {}), rpc_deadline](
+          const Status& status, const v1::PutReply& reply) {
+        FinishBatch(*connection, *progress, batch, rpc_deadline, status, reply);
+      });
+}
+
+void PutRun::Refuse(size_t from, Code code) {
+  const size_t end = query_.refs.size() - (tail_present_ ? 1 : 0);
+  for (size_t i = from; i < end; ++i)
+    progress_->Set(i, {.code = ToC(code), .precision = KVTIER_PRECISION_ANY, .tier = 0});
+}
+
+/// The outcomes at durable level of every batch.
+Status WaitDurable(Connection& connection, PutProgress& progress, TimePoint deadline) {
+  for (const PutProgress::Batch& batch : progress.batches()) {
+    v1::WaitTicketRequest request;
+    request.set_session_token(connection.token());
+    request.set_ticket(batch.remote_ticket);
+    const auto left = std::chrono::floor<std::chrono::milliseconds>(deadline - Now()).count();
+    request.set_deadline_ms(static_cast<uint32_t>(std::max<int64_t>(left, 1)));
+    v1::PutReply reply;
+    const Status status = connection.rpc().Call(request, reply, deadline);
+    if (status.code() == Code::kDeadlineExceeded) return status;
+    const std::vector<kvtier_put_result> in_memory = progress.results();
+    for (size_t i = 0; i < batch.blocks.size(); ++i) {
+      // What was refused or present stays so; a stored block takes the outcome of being made durable.
+      if (in_memory[batch.blocks[i]].code != KVTIER_OK) continue;
+      kvtier_put_result result = in_memory[batch.blocks[i]];
+      if (!status.ok()) {
+        result.code = ToC(status.code());
+      } else if (static_cast<int>(i) < reply.blocks_size()) {
+        const v1::PutOutcome& outcome = reply.blocks(static_cast<int>(i));
+        result = {.code = static_cast<kvtier_code>(outcome.code()),
+                  .precision = static_cast<kvtier_precision>(outcome.precision()),
+                  .tier = outcome.tier()};
+      }
+      progress.Set(batch.blocks[i], result);
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+PutProgress::PutProgress(size_t blocks, kvtier_durability durability)
+    : durability_(durability), results_(blocks) {}
+
+void PutProgress::Set(size_t block, const kvtier_put_result& result) {
+  std::lock_guard lock(mutex_);
+  results_[block] = result;
+}
+
+void PutProgress::BatchStarted() {
+  std::lock_guard lock(mutex_);
+  ++under_way_;
+}
+
+void PutProgress::BatchEnded() {
+  {
+    std::lock_guard lock(mutex_);
+    --under_way_;
+  }
+  ended_.notify_all();
+}
+
+bool PutProgress::WaitUntil(TimePoint deadline) {
+  std::unique_lock lock(mutex_);
+  return ended_.wait_until(lock, deadline, [this] { return under_way_ == 0; });
+}
+
+std::vector<kvtier_put_result> PutProgress::results() const {
+  std::lock_guard lock(mutex_);
+  return results_;
+}
+
+void PutProgress::AddBatch(Batch batch) {
+  std::lock_guard lock(mutex_);
+  batches_.push_back(std::move(batch));
+}
+
+std::vector<PutProgress::Batch> PutProgress::batches() const {
+  std::lock_guard lock(mutex_);
+  return batches_;
+}
+
+Status Put(Client& client, const std::shared_ptr<const Model>& model, const Query& query, const View& source,
+           const PutOptions& options, TimePoint deadline, uint64_t& ticket) {
+  std::shared_ptr<Connection> used;
+  std::optional<PutRun> run;
+  KVTIER_TRY(client.OnConnection(deadline, [&](const std::shared_ptr<Connection>& connection) -> Status {
+    KVTIER_ASSIGN(const uint32_t remote_model, connection->RemoteModel(*model, deadline));
+    used = connection;
+    run.emplace(connection, *model, query, source, options, deadline);
+    return run->FindPresent(remote_model);
+  }));
+  const Status staged = run->StageAll();
+  Ticket entry{.connection = used, .put = run->progress(), .remote_tickets = {}};
+  for (const PutProgress::Batch& batch : run->progress()->batches())
+    entry.remote_tickets.push_back(batch.remote_ticket);
+  ticket = client.AddTicket(std::move(entry));
+  return staged;
+}
+
+Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, std::vector<kvtier_put_result>& results) {
+  KVTIER_ASSIGN(const Ticket found, client.FindTicket(ticket));
+  if (found.put == nullptr) return Status(Code::kInvalidArgument, "the ticket is that of a prefetch");
+  if (!found.connection->alive()) {
+    client.DropTicket(ticket);
+    return Status(Code::kStale, "the session of the put has ended");
+  }
+  if (!found.put->WaitUntil(deadline)) return Status(Code::kDeadlineExceeded, "the put is still under way");
+  if (found.put->durability() == KVTIER_DURABLE) {
+    KVTIER_TRY(WaitDurable(*found.connection, *found.put, deadline));
+  }
+  client.DropTicket(ticket);
+  results = found.put->results();
+  return Status::Ok();
+}
+
+}  // namespace kvtier::client

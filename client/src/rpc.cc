@@ -1,0 +1,158 @@
+#include "client/src/rpc.h"
+
+#include <grpc/support/time.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <string_view>
+#include <utility>
+
+#include "proto/kvtier.grpc.pb.h"
+
+namespace kvtier::client {
+namespace {
+
+using Stub = v1::Kvtier::Stub;
+
+/// A reply of 4,096 blocks stays far below.
+constexpr int kMaxMessageBytes = 8 << 20;
+constexpr int kReconnectBackoffMs = 20;
+constexpr int kMaxReconnectBackoffMs = 500;
+
+/// On the monotonic clock, so that a jump of the wall clock neither ends nor prolongs a call.
+gpr_timespec GrpcDeadline(TimePoint deadline) {
+  using std::chrono::duration_cast;
+  const auto since = deadline.time_since_epoch();
+  const auto seconds = duration_cast<std::chrono::seconds>(since);
+  gpr_timespec at;
+  at.tv_sec = seconds.count();
+  at.tv_nsec = static_cast<int32_t>((since - seconds).count());
+  at.clock_type = GPR_CLOCK_MONOTONIC;
+  return at;
+}
+
+Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return Status::Ok();
+  const std::string text = status.error_message();
+  if (status.error_code() == grpc::StatusCode::ABORTED) {
+    // Codes that gRPC does not have travel in front of the text (proto/kvtier.proto).
+    for (const Code code : {Code::kStale, Code::kPending}) {
+      const std::string prefix = std::string(CodeName(code)) + ": ";
+      if (text.starts_with(prefix)) return Status(code, text.substr(prefix.size()));
+    }
+  }
+  if (status.error_code() == grpc::StatusCode::UNKNOWN) return Status(Code::kInternal, text);
+  return Status(static_cast<Code>(status.error_code()), text);
+}
+
+grpc::ChannelArguments LocalChannelArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  // Without it a new connection would share the back-off of the one it replaces.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectBackoffMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectBackoffMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectBackoffMs);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  return arguments;
+}
+
+/// What a call without a waiting thread needs until it ends.
+template <typename Request, typename Reply>
+struct AsyncCall {
+  grpc::ClientContext context;
+  Request request;
+  Reply reply;
+};
+
+}  // namespace
+
+struct Rpc::Channel {
+  std::unique_ptr<Stub> stub;
+
+  template <typename Request, typename Reply>
+  Status Unary(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+               const Request& request, Reply& reply, TimePoint deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(GrpcDeadline(deadline));
+    return FromGrpc((stub.get()->*method)(&context, request, &reply));
+  }
+};
+
+Rpc::Rpc(const std::string& socket) : channel_(std::make_unique<Channel>()) {
+  channel_->stub = v1::Kvtier::NewStub(grpc::CreateCustomChannel(
+      "unix:" + socket, grpc::InsecureChannelCredentials(), LocalChannelArguments()));
+}
+
+Rpc::~Rpc() = default;
+
+Status Rpc::Call(const v1::RegisterModelRequest& request, v1::RegisterModelReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::RegisterModel, request, reply, deadline);
+}
+Status Rpc::Call(const v1::LookupRequest& request, v1::LookupReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Lookup, request, reply, deadline);
+}
+Status Rpc::Call(const v1::AcquireRequest& request, v1::AcquireReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Acquire, request, reply, deadline);
+}
+Status Rpc::Call(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Release, request, reply, deadline);
+}
+Status Rpc::Call(const v1::RenewRequest& request, v1::RenewReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Renew, request, reply, deadline);
+}
+Status Rpc::Call(const v1::WaitTicketRequest& request, v1::PutReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::WaitTicket, request, reply, deadline);
+}
+Status Rpc::Call(const v1::PrefetchRequest& request, v1::PrefetchReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Prefetch, request, reply, deadline);
+}
+Status Rpc::Call(const v1::CancelRequest& request, v1::CancelReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Cancel, request, reply, deadline);
+}
+Status Rpc::Call(const v1::RemoveRequest& request, v1::RemoveReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Remove, request, reply, deadline);
+}
+Status Rpc::Call(const v1::StatsRequest& request, v1::StatsReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Stats, request, reply, deadline);
+}
+Status Rpc::Call(const v1::ListModelsRequest& request, v1::ListModelsReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::ListModels, request, reply, deadline);
+}
+Status Rpc::Call(const v1::ListBlocksRequest& request, v1::ListBlocksReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::ListBlocks, request, reply, deadline);
+}
+Status Rpc::Demote(const v1::TierCountRequest& request, v1::CountReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Demote, request, reply, deadline);
+}
+Status Rpc::Evict(const v1::TierCountRequest& request, v1::CountReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Evict, request, reply, deadline);
+}
+Status Rpc::Call(const v1::VerifyRequest& request, v1::VerifyReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Verify, request, reply, deadline);
+}
+Status Rpc::Call(const v1::DrainRequest& request, v1::CountReply& reply, TimePoint deadline) {
+  return channel_->Unary(&Stub::Drain, request, reply, deadline);
+}
+
+void Rpc::PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done) {
+  auto call = std::make_shared<AsyncCall<v1::PutRequest, v1::PutReply>>();
+  call->request = std::move(request);
+  call->context.set_deadline(GrpcDeadline(deadline));
+  channel_->stub->async()->Put(
+      &call->context, &call->request, &call->reply,
+      [call, done = std::move(done)](const grpc::Status& status) { done(FromGrpc(status), call->reply); });
+}
+
+void Rpc::ReleaseAsync(v1::ReleaseRequest request, TimePoint deadline) {
+  auto call = std::make_shared<AsyncCall<v1::ReleaseRequest, v1::ReleaseReply>>();
+  call->request = std::move(request);
+  call->context.set_deadline(GrpcDeadline(deadline));
+  channel_->stub->async()->Release(&call->context, &call->request, &call->reply,
+                                   [call](const grpc::Status&) {});
+}
+
+}  // namespace kvtier::client

@@ -1,0 +1,60 @@
+#include "client/src/view.h"
+
+#include <limits>
+#include <string>
+
+namespace kvtier::client {
+namespace {
+
+constexpr int64_t kElementBytes = 2;
+
+Status Invalid(const char* what) {
+  return Status(Code::kInvalidArgument, std::string("view: ") + what);
+}
+
+Status CheckPages(const kvtier_view& view, uint64_t tokens) {
+  if (view.page_table == nullptr) return Status::Ok();
+  if (view.page_tokens == 0) return Invalid("page_tokens is 0");
+  const uint64_t pages = (tokens + view.page_tokens - 1) / view.page_tokens;
+  if (pages > view.n_pages) return Invalid("the page table is shorter than the blocks");
+  for (uint64_t page = 0; page < pages; ++page) {
+    if (view.page_table[page] < 0) return Invalid("a page has a negative number");
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<View> View::Check(const kvtier_view* view, uint16_t layers, uint64_t tokens) {
+  if (view == nullptr || view->struct_size < sizeof(kvtier_view)) return Invalid("struct_size is not set");
+  if (view->bases == nullptr) return Invalid("bases is NULL");
+  if (view->n_bases != 1 && view->n_bases != layers)
+    return Invalid("n_bases is neither 1 nor the number of layers");
+  for (size_t i = 0; i < view->n_bases; ++i) {
+    if (view->bases[i] == nullptr) return Invalid("a base is NULL");
+  }
+  if (view->dtype != KVTIER_FP16 && view->dtype != KVTIER_BF16) return Invalid("dtype is unknown");
+  if (tokens > std::numeric_limits<uint32_t>::max()) return Invalid("it holds too many tokens");
+  KVTIER_TRY(CheckPages(*view, tokens));
+  return View(view);
+}
+
+KvLayerView View::Layer(uint16_t layer, uint32_t first_token) const {
+  const bool one_base = view_->n_bases == 1;
+  auto* base = static_cast<std::byte*>(view_->bases[one_base ? 0 : layer]);
+  if (one_base) base += layer * view_->layer_stride;
+  KvLayerView out;
+  out.k = base;
+  out.v = base + view_->v_offset;
+  out.head_stride = view_->head_stride;
+  out.token_stride = view_->token_stride;
+  out.channel_stride = view_->channel_stride == 0 ? kElementBytes : view_->channel_stride;
+  out.page_table = view_->page_table;
+  out.page_tokens = view_->page_tokens;
+  out.page_stride = view_->page_stride;
+  out.first_token = first_token;
+  out.dtype = dtype();
+  return out;
+}
+
+}  // namespace kvtier::client
