@@ -260,8 +260,8 @@ kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kv
   });
 }
 
-kvtier_code kvtier_wait(kvtier* handle, kvtier_ticket ticket, kvtier_put_result* results, size_t capacity,
-                        uint32_t timeout_ms) {
+kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results,
+                        size_t capacity, uint32_t timeout_ms) {
   return Guard([&]() -> Status {
     KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
     std::vector<kvtier_put_result> outcomes;
@@ -297,7 +297,7 @@ kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint
   });
 }
 
-kvtier_code kvtier_cancel(kvtier* handle, kvtier_ticket ticket) {
+kvtier_code kvtier_cancel(kvtier_client* handle, kvtier_ticket ticket) {
   return Guard([&]() -> Status {
     KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
     return CancelTicket(*client, ticket, client->Deadline(0));

@@ -26,7 +26,7 @@ std::string SocketPath(const kvtier_options& options) {
   return from_environment != nullptr ? from_environment : kDefaultSocket;
 }
 
-Status Open(const kvtier_options* options, kvtier** out) {
+Status Open(const kvtier_options* options, kvtier_client** out) {
   KVTIER_ASSIGN(const kvtier_options checked, OptionsOf(options));
   Client::Options made;
   made.connection.socket = SocketPath(checked);
@@ -83,7 +83,7 @@ using namespace kvtier::client;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
 
-kvtier_code kvtier_open(const kvtier_options* options, kvtier** out) {
+kvtier_code kvtier_open(const kvtier_options* options, kvtier_client** out) {
   return Guard([&]() -> Status {
     if (out == nullptr) return Status(Code::kInvalidArgument, "out is NULL");
     *out = nullptr;
@@ -91,7 +91,7 @@ kvtier_code kvtier_open(const kvtier_options* options, kvtier** out) {
   });
 }
 
-void kvtier_close(kvtier* handle) {
+void kvtier_close(kvtier_client* handle) {
   if (handle == nullptr) return;
   Guard([&]() -> Status {
     KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Take(handle));
@@ -150,7 +150,7 @@ const char* kvtier_version(void) {
   return KVTIER_VERSION;
 }
 
-kvtier_code kvtier_register_model(kvtier* handle, const kvtier_model_spec* spec, kvtier_model** out) {
+kvtier_code kvtier_register_model(kvtier_client* handle, const kvtier_model_spec* spec, kvtier_model** out) {
   return Guard([&]() -> Status {
     if (out == nullptr || spec == nullptr) return Status(Code::kInvalidArgument, "spec or out is NULL");
     *out = nullptr;
@@ -205,7 +205,7 @@ kvtier_code kvtier_foreign_key(const kvtier_model* model, const void* engine_has
   });
 }
 
-kvtier_code kvtier_get_stats(kvtier* handle, kvtier_stats* out, uint32_t timeout_ms) {
+kvtier_code kvtier_get_stats(kvtier_client* handle, kvtier_stats* out, uint32_t timeout_ms) {
   return Guard([&]() -> Status {
     if (out == nullptr || out->struct_size < sizeof(kvtier_stats)) {
       return Status(Code::kInvalidArgument, "stats: struct_size is not set");

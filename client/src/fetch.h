@@ -6,6 +6,7 @@
 #include "client/src/lease.h"
 #include "client/src/view.h"
 #include "kvtier/kvtier.h"
+#include "tiers/image.h"
 
 namespace kvtier::client {
 

@@ -61,9 +61,9 @@ Handle* Handles::AddTo(Table<T>& table, T value) {
   return reinterpret_cast<Handle*>(number);  // NOLINT(performance-no-int-to-ptr)
 }
 
-kvtier* Handles::Add(std::shared_ptr<Client> client) {
+kvtier_client* Handles::Add(std::shared_ptr<Client> client) {
   std::lock_guard lock(mutex_);
-  return AddTo<kvtier>(clients_, std::move(client));
+  return AddTo<kvtier_client>(clients_, std::move(client));
 }
 
 kvtier_model* Handles::Add(ModelHandle model) {
@@ -80,7 +80,7 @@ kvtier_lease* Handles::Add(LeaseHandle lease) {
   return AddTo<kvtier_lease>(leases_, std::move(lease));
 }
 
-Result<std::shared_ptr<Client>> Handles::Find(const kvtier* handle) {
+Result<std::shared_ptr<Client>> Handles::Find(const kvtier_client* handle) {
   std::lock_guard lock(mutex_);
   return FindIn(clients_, handle);
 }
@@ -95,7 +95,7 @@ Result<Handles::LeaseHandle> Handles::Find(const kvtier_lease* handle) {
   return FindIn(leases_, handle);
 }
 
-Result<std::shared_ptr<Client>> Handles::Take(const kvtier* handle) {
+Result<std::shared_ptr<Client>> Handles::Take(const kvtier_client* handle) {
   std::lock_guard lock(mutex_);
   Result<std::shared_ptr<Client>> client = FindIn(clients_, handle);
   if (!client.ok()) return client;

@@ -31,18 +31,18 @@ class Handles {
 
   static Handles& Get();
 
-  kvtier* Add(std::shared_ptr<Client> client);
+  kvtier_client* Add(std::shared_ptr<Client> client);
   /// The handle that stands for the model already, or a new one.
   kvtier_model* Add(ModelHandle model);
   kvtier_lease* Add(LeaseHandle lease);
 
   // Errors: kStale for what is not in the table; kFailedPrecondition in the child of a fork.
-  Result<std::shared_ptr<Client>> Find(const kvtier* handle);
+  Result<std::shared_ptr<Client>> Find(const kvtier_client* handle);
   Result<ModelHandle> Find(const kvtier_model* handle);
   Result<LeaseHandle> Find(const kvtier_lease* handle);
 
   /// Takes the handle and all that belong to it out of the table.
-  Result<std::shared_ptr<Client>> Take(const kvtier* handle);
+  Result<std::shared_ptr<Client>> Take(const kvtier_client* handle);
   Result<LeaseHandle> Take(const kvtier_lease* handle);
 
  private:

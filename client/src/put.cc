@@ -142,10 +142,9 @@ Status PutRun::FindPresent(uint32_t remote_model) {
 
 bool PutRun::TailIsPresent(const LookupOutcome& found) const {
   if (query_.tail == nullptr || found.run.size() + 1 != query_.refs.size()) return false;
-  const std::string_view own = KeyOf(query_.tail->key).AsStringView();
+  const Key own = KeyOf(query_.tail->key);
   return std::any_of(found.tails.begin(), found.tails.end(), [&](const v1::TailChild& tail) {
-    return tail.tokens() == query_.tail->tokens &&
-           std::equal(own.begin(), own.end(), tail.key().begin(), tail.key().end());
+    return tail.tokens() == query_.tail->tokens && tail.key() == own.AsStringView();
   });
 }
 

@@ -57,7 +57,7 @@ typedef enum kvtier_precision {
 typedef enum kvtier_dtype { KVTIER_FP16 = 1, KVTIER_BF16 = 2 } kvtier_dtype;
 typedef enum kvtier_durability { KVTIER_MEMORY = 0, KVTIER_DURABLE = 1 } kvtier_durability;
 
-typedef struct kvtier kvtier;             /* a connection */
+typedef struct kvtier_client kvtier_client; /* a connection */
 typedef struct kvtier_model kvtier_model; /* a registered model, owned by the connection */
 typedef struct kvtier_lease kvtier_lease; /* blocks pinned in the read pools */
 typedef uint64_t kvtier_ticket;           /* a put or prefetch under way; 0 is none */
@@ -72,9 +72,9 @@ typedef struct kvtier_options {
 } kvtier_options;
 
 /* Connects. KVTIER_UNAVAILABLE when no daemon answers within the time-out (then *out is NULL). */
-KVTIER_API kvtier_code kvtier_open(const kvtier_options* options, kvtier** out);
+KVTIER_API kvtier_code kvtier_open(const kvtier_options* options, kvtier_client** out);
 /* Ends the connection: leases and tickets with it. NULL is allowed. */
-KVTIER_API void kvtier_close(kvtier* handle);
+KVTIER_API void kvtier_close(kvtier_client* handle);
 /* Text of the calling thread's last error; "" when there was none. Valid until its next call. */
 KVTIER_API const char* kvtier_last_error(void);
 KVTIER_API const char* kvtier_code_name(kvtier_code code);
@@ -100,7 +100,7 @@ typedef struct kvtier_model_spec {
   kvtier_precision floor;    /* lowest precision allowed */
 } kvtier_model_spec;
 
-KVTIER_API kvtier_code kvtier_register_model(kvtier* handle, const kvtier_model_spec* spec, kvtier_model** out);
+KVTIER_API kvtier_code kvtier_register_model(kvtier_client* handle, const kvtier_model_spec* spec, kvtier_model** out);
 /* 32 bytes: everything besides tokens that changes K and V. The parent of block 0. */
 KVTIER_API kvtier_code kvtier_model_namespace(const kvtier_model* model, uint8_t out[KVTIER_KEY_BYTES]);
 
@@ -144,7 +144,7 @@ typedef struct kvtier_lookup_result {
   size_t tokens;        /* all that hits */
 } kvtier_lookup_result;
 
-/* Never pins, never moves. `matches` may be NULL, else has room for query->count. */
+/* Never pins, never moves. No hit is KVTIER_OK with zeros. `matches` may be NULL, else has room for query->count. */
 KVTIER_API kvtier_code kvtier_lookup(kvtier_model* model, const kvtier_query* query, kvtier_match* matches,
                                      kvtier_lookup_result* result, uint32_t timeout_ms);
 
@@ -225,21 +225,23 @@ typedef struct kvtier_put_result {
   uint32_t tier;
 } kvtier_put_result;
 
-/* Copies the blocks out of the view; when it returns KVTIER_OK the source may be overwritten. Blocks that are present are
- * not read. With query->tokens, tail blocks that a stored block covers are dropped. The outcome of each block comes with
- * kvtier_wait; a ticket that is not waited for costs nothing. */
+/* Copies the blocks out of the view; when it returns the source may be overwritten. The run of blocks at the front that is
+ * present is not read. With query->tokens, tail blocks that a stored block covers are dropped. The outcome of each block
+ * comes with kvtier_wait; a ticket that is not waited for costs nothing. KVTIER_DEADLINE_EXCEEDED and
+ * KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were, and *ticket is theirs. */
 KVTIER_API kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kvtier_view* source,
                                   const kvtier_put_options* options, kvtier_ticket* ticket);
 /* Until every block of the put stands at its durability, was refused or dropped. `results` may be NULL, else has room for
- * the put's count. KVTIER_OK when each block is stored or present; else the code of the first that is not. A ticket can be
- * waited for once; then it is KVTIER_STALE. */
-KVTIER_API kvtier_code kvtier_wait(kvtier* handle, kvtier_ticket ticket, kvtier_put_result* results, size_t capacity,
+ * the put's count. KVTIER_OK when each block is stored or present; else the code of the first that is not. Once it has
+ * answered for the blocks a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED it can be waited for again. */
+KVTIER_API kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results, size_t capacity,
                                    uint32_t timeout_ms);
 
-/* Starts moving blocks up to `tier`; *started counts the moves. Ends by itself; kvtier_cancel ends it earlier. */
+/* Starts moving blocks up to `tier`; *started counts the moves. Ends by itself; kvtier_cancel ends it earlier. Its ticket
+ * cannot be waited for. */
 KVTIER_API kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint32_t tier, uint32_t timeout_ms,
                                        kvtier_ticket* ticket, uint32_t* started);
-KVTIER_API kvtier_code kvtier_cancel(kvtier* handle, kvtier_ticket ticket);
+KVTIER_API kvtier_code kvtier_cancel(kvtier_client* handle, kvtier_ticket ticket);
 /* Forgets blocks; those under a lease go when it ends. `removed` may be NULL. */
 KVTIER_API kvtier_code kvtier_remove(kvtier_model* model, const kvtier_query* query, uint64_t* removed, uint32_t timeout_ms);
 /* Forgets every block of the model. */
@@ -262,7 +264,7 @@ typedef struct kvtier_stats {
   uint64_t boot_id[2]; /* another one after every start of the daemon */
 } kvtier_stats;
 
-KVTIER_API kvtier_code kvtier_get_stats(kvtier* handle, kvtier_stats* out, uint32_t timeout_ms);
+KVTIER_API kvtier_code kvtier_get_stats(kvtier_client* handle, kvtier_stats* out, uint32_t timeout_ms);
 
 #ifdef __cplusplus
 }
