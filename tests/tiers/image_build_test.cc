@@ -1,10 +1,15 @@
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
 #include <vector>
 
 #include "tests/support/blocks.h"
 #include "tests/support/fixture.h"
+#include "tiers/base/mapping.h"
+#include "tiers/base/memfd.h"
 #include "tiers/image.h"
 
 namespace kvtier {
@@ -140,6 +145,41 @@ TEST(EncodeImage, SaysWhenACodecCannotHoldTheShape) {
   EXPECT_EQ(EncodeOwned(Int4(), identity, RandomRaw(identity.shape, 6)).status().code(),
             Code::kUnimplemented);
   EXPECT_FALSE(CanRequantize(CodecId::kRaw16, Int4(), identity.shape));
+}
+
+TEST(EncodeImage, ASourceThatChangesMeanwhileGivesAnImageThatAgreesWithItselfOrAnError) {
+  const BlockIdentity identity = MakeIdentity(7, SmallShape(16));
+  const std::vector<std::byte> raw = RandomRaw(identity.shape, 7);
+  // Two mappings, as a client and the daemon have them.
+  const auto file = MakeMemoryFile("kvtier-test", raw.size());
+  ASSERT_TRUE(file.ok());
+  const auto client = MappedMemory::MapShared(file->get(), raw.size(), MapAccess::kReadWrite);
+  const auto daemon = MappedMemory::MapShared(file->get(), raw.size(), MapAccess::kReadOnly);
+  ASSERT_TRUE(client.ok() && daemon.ok());
+  std::ranges::copy(raw, client->data());
+
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    std::mt19937 rng(7);
+    while (!done) {
+      const size_t at = rng() % (raw.size() / 2) * 2;
+      Store16(client->data() + at, rng() % 64 == 0 ? kFp16Infinity : uint16_t{0x3c00});
+      if (rng() % 16 == 0) std::ranges::copy(raw, client->data());
+    }
+  });
+  for (const Codec* codec : AllCodecs()) {
+    for (int round = 0; round < 50; ++round) {
+      const auto image = EncodeOwned(*codec, identity, daemon->span());
+      if (!image.ok()) {
+        EXPECT_EQ(image.status().code(), Code::kInvalidArgument) << image.status().ToString();
+        continue;
+      }
+      const auto view = ParseImage(image->bytes);
+      EXPECT_TRUE(view.ok() && VerifyImage(*view).ok()) << codec->name;
+    }
+  }
+  done = true;
+  writer.join();
 }
 
 /// Every path down the ladder gives the same bytes, on random and on real values.
