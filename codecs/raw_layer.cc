@@ -69,8 +69,11 @@ void ForEachElement(const Plane& plane, const Move& move) {
   }
 }
 
+/// BF16 beyond the FP16 range ends at its limits; NaN stays NaN.
 uint16_t Convert(uint16_t value, DType from) {
-  return from == DType::kFp16 ? Bf16FromFp32(Fp32FromFp16(value)) : Fp16Out(Fp32FromBf16(value));
+  if (from == DType::kFp16) return Bf16FromFp32(Fp32FromFp16(value));
+  const float wide = Fp32FromBf16(value);
+  return wide == wide ? Fp16Out(wide) : Fp16FromFp32(wide);
 }
 
 void CopyPlane(const Plane& plane, DType dtype, const std::byte* raw) {

@@ -41,9 +41,22 @@ KVTIER_HD void SelectBoost(const T& team, const BlockShape& shape, BoostScratch&
 
 /// Low bits of the boosted channels of one row: codes[k_dim] to plane[nb / 4].
 KVTIER_HD inline void PackBoostRow(const uint8_t* codes, const uint8_t* ids, uint32_t nb, uint8_t* plane) {
-  uint8_t gathered[kMaxHeadDim];
-  for (uint32_t i = 0; i < nb; ++i) gathered[i] = codes[ids[i]];
-  PackRow<kLowShift>(gathered, nb, plane);
+  for (uint32_t first = 0; first < nb; first += kTileCodes) {
+    const uint32_t n = TileCodes(nb, first);
+    uint8_t gathered[kTileCodes];
+    for (uint32_t i = 0; i < n; ++i) gathered[i] = codes[ids[first + i]];
+    PackTile<kLowShift>(gathered, n, plane + first / 4);
+  }
+}
+
+/// The reverse: codes[ids] |= plane. Ids are below the length of codes.
+KVTIER_HD inline void UnpackBoostRow(const uint8_t* plane, const uint8_t* ids, uint32_t nb, uint8_t* codes) {
+  for (uint32_t first = 0; first < nb; first += kTileCodes) {
+    const uint32_t n = TileCodes(nb, first);
+    uint8_t gathered[kTileCodes] = {};
+    UnpackTile<kLowShift>(plane + first / 4, n, gathered);
+    for (uint32_t i = 0; i < n; ++i) codes[ids[first + i]] |= gathered[i];
+  }
 }
 
 struct GatherBoostArgs {
@@ -72,7 +85,9 @@ KVTIER_HD void GatherBoostBits(const T& team, const GatherBoostArgs& args) {
   for (uint32_t token = team.rank(); token < PaddedTokens(shape); token += team.size()) {
     const uint64_t row = PlaneRow(shape, head, token);
     uint8_t codes[kMaxHeadDim] = {};
-    UnpackRow<kLowShift>(args.in.k_low + row * (k_dim / 4), k_dim, codes);
+    for (uint32_t first = 0; first < k_dim; first += kTileCodes)
+      UnpackTile<kLowShift>(args.in.k_low + row * (k_dim / 4) + first / 4, TileCodes(k_dim, first),
+                            codes + first);
     PackBoostRow(codes, scratch.ids, nb, args.out.boost_low + row * (nb / 4));
   }
 }

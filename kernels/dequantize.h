@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/boost.h"
 #include "kernels/host_device.h"
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
@@ -30,13 +31,13 @@ constexpr LaunchShape DequantizeLaunch(const BlockShape& shape) {
 
 namespace internal {
 
-/// row[n] in fp32 to the destination's type and strides.
-KVTIER_HD inline void StoreRow(const float* row, uint32_t n, const KvLayerView& view, std::byte* target) {
-  uint16_t narrow[kMaxHeadDim];
+/// values[n], n <= 64, to the destination's type and channel stride.
+KVTIER_HD inline void StoreTile(const float* values, uint32_t n, const KvLayerView& view, std::byte* target) {
+  uint16_t narrow[kTileCodes];
   if (view.dtype == DType::kBf16) {
-    for (uint32_t i = 0; i < n; ++i) narrow[i] = Bf16Out(row[i]);
+    for (uint32_t i = 0; i < n; ++i) narrow[i] = Bf16Out(values[i]);
   } else {
-    for (uint32_t i = 0; i < n; ++i) narrow[i] = Fp16Out(row[i]);
+    for (uint32_t i = 0; i < n; ++i) narrow[i] = Fp16Out(values[i]);
   }
   if (view.channel_stride == sizeof(uint16_t)) {
     memcpy(target, narrow, n * sizeof(uint16_t));
@@ -82,39 +83,42 @@ KVTIER_HD void LoadKRanges(const T& team, const DequantizeArgs& args, Dequantize
 
 KVTIER_HD inline void DequantizeKRow(const DequantizeArgs& args, uint32_t head, uint32_t token,
                                      const DequantizeScratch& scratch) {
-  const BlockShape& shape = args.shape;
-  const uint32_t k_dim = shape.k_dim, nb = shape.nb;
-  const uint64_t row = PlaneRow(shape, head, token);
+  const uint32_t k_dim = args.shape.k_dim, nb = args.shape.nb;
+  const uint64_t row = PlaneRow(args.shape, head, token);
+  const uint8_t* high = args.in.k_high + row * (k_dim / 4);
+  std::byte* target = args.out.k + args.out.Row(head, token);
+  // The low bits of a row without a low plane: zero, except in boosted channels.
   uint8_t codes[kMaxHeadDim] = {};
-  UnpackRow<kHighShift>(args.in.k_high + row * (k_dim / 4), k_dim, codes);
-  if (args.in.k_low != nullptr) {
-    UnpackRow<kLowShift>(args.in.k_low + row * (k_dim / 4), k_dim, codes);
-  } else if (args.in.boost_ids != nullptr) {
-    uint8_t gathered[kMaxHeadDim] = {};
-    UnpackRow<kLowShift>(args.in.boost_low + row * (nb / 4), nb, gathered);
-    for (uint32_t i = 0; i < nb; ++i) codes[scratch.boost_ids[i]] |= gathered[i];
+  if (args.in.boost_ids != nullptr && args.in.k_low == nullptr)
+    UnpackBoostRow(args.in.boost_low + row * (nb / 4), scratch.boost_ids, nb, codes);
+  for (uint32_t first = 0; first < k_dim; first += kTileCodes) {
+    const uint32_t n = TileCodes(k_dim, first);
+    UnpackTile<kHighShift>(high + first / 4, n, codes + first);
+    if (args.in.k_low != nullptr)
+      UnpackTile<kLowShift>(args.in.k_low + row * (k_dim / 4) + first / 4, n, codes + first);
+    float values[kTileCodes];
+    for (uint32_t i = 0; i < n; ++i)
+      values[i] = DequantizeK(codes[first + i], scratch.scale[first + i], scratch.minimum[first + i]);
+    StoreTile(values, n, args.out, target + first * args.out.channel_stride);
   }
-  float values[kMaxHeadDim];
-  for (uint32_t c = 0; c < k_dim; ++c)
-    values[c] = DequantizeK(codes[c], scratch.scale[c], scratch.minimum[c]);
-  StoreRow(values, k_dim, args.out, args.out.k + args.out.Row(head, token));
 }
 
 KVTIER_HD inline void DequantizeVRow(const DequantizeArgs& args, uint32_t head, uint32_t token) {
-  const BlockShape& shape = args.shape;
-  const uint32_t v_dim = shape.v_dim;
-  const uint64_t row = PlaneRow(shape, head, token);
-  uint8_t codes[kMaxHeadDim] = {};
-  UnpackRow<kHighShift>(args.in.v_high + row * (v_dim / 4), v_dim, codes);
-  if (args.in.v_low != nullptr) UnpackRow<kLowShift>(args.in.v_low + row * (v_dim / 4), v_dim, codes);
+  const uint32_t v_dim = args.shape.v_dim;
+  const uint64_t row = PlaneRow(args.shape, head, token);
+  const uint8_t* scales = args.in.v_scale + row * VGroups(args.shape);
   const int16_t offset = args.in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2;
-  float values[kMaxHeadDim];
-  for (uint32_t group = 0; group < VGroups(shape); ++group) {
-    const uint32_t first = group * kTileCodes;
-    const uint32_t n = v_dim - first < kTileCodes ? v_dim - first : kTileCodes;
-    DequantizeVGroup(codes + first, n, offset, args.in.v_scale[row * VGroups(shape) + group], values + first);
+  std::byte* target = args.out.v + args.out.Row(head, token);
+  for (uint32_t first = 0; first < v_dim; first += kTileCodes) {
+    const uint32_t n = TileCodes(v_dim, first);
+    const uint64_t plane_byte = row * (v_dim / 4) + first / 4;
+    uint8_t codes[kTileCodes] = {};
+    UnpackTile<kHighShift>(args.in.v_high + plane_byte, n, codes);
+    if (args.in.v_low != nullptr) UnpackTile<kLowShift>(args.in.v_low + plane_byte, n, codes);
+    float values[kTileCodes];
+    DequantizeVGroup(codes, n, offset, scales[first / kTileCodes], values);
+    StoreTile(values, n, args.out, target + first * args.out.channel_stride);
   }
-  StoreRow(values, v_dim, args.out, args.out.v + args.out.Row(head, token));
 }
 
 }  // namespace internal

@@ -30,11 +30,14 @@ struct BlockShape {
   friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };
 
-/// Bytes of one layer as the engine stores it, contiguous: K [kv_heads][tokens][k_dim], then V [kv_heads][tokens][v_dim].
+/// Bytes of one layer as the engine stores it, contiguous: K [kv_heads][tokens][k_dim], then V
+/// [kv_heads][tokens][v_dim].
 constexpr uint64_t RawLayerBytes(const BlockShape& s) {
   return uint64_t{s.kv_heads} * s.tokens * (uint64_t{s.k_dim} + s.v_dim) * DTypeBytes(s.dtype);
 }
-constexpr uint64_t RawBlockBytes(const BlockShape& s) { return s.layers * RawLayerBytes(s); }
+constexpr uint64_t RawBlockBytes(const BlockShape& s) {
+  return s.layers * RawLayerBytes(s);
+}
 
 /// K and V of one layer inside memory that someone else laid out: element (head, token, channel) of K is at
 ///   k + Row(head, token) + channel * channel_stride, the same for V. All strides in BYTES.
@@ -56,8 +59,8 @@ struct KvLayerView {
   int64_t Row(uint32_t head, uint32_t token) const {
     const uint64_t t = uint64_t{first_token} + token;
     if (page_table == nullptr) return static_cast<int64_t>(t) * token_stride + head * head_stride;
-    return page_table[t / page_tokens] * page_stride +
-           static_cast<int64_t>(t % page_tokens) * token_stride + head * head_stride;
+    return page_table[t / page_tokens] * page_stride + static_cast<int64_t>(t % page_tokens) * token_stride +
+           head * head_stride;
   }
 };
 

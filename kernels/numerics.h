@@ -41,20 +41,41 @@ KVTIER_HD inline float Fp32FromFp16(uint16_t half) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) | static_cast<uint32_t>(half & 0x8000) << 16);
 }
 
+/// The power of two below or at |value|, as a float; at least 2^-14, where the places of fp16 end.
+KVTIER_HD inline float Fp16Binade(float value) {
+  constexpr float kSmallestNormal = 1.0f / 16384;
+  const float binade = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0x7f800000);
+  return binade > kSmallestNormal ? binade : kSmallestNormal;
+}
+
+/// rn16 of magnitudes below 65536 (from 65520 on: infinity).
+/// One addition rounds: in the binade of 2^13 times the value's own, the last place of a float is that of
+/// fp16.
+KVTIER_HD inline uint16_t Fp16FromFinite(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const float magnitude = std::bit_cast<float>(bits & 0x7fffffff);
+  const uint32_t binade = std::bit_cast<uint32_t>(Fp16Binade(value));
+  const uint32_t rounder = binade + (13u << 23);
+  const uint32_t places = std::bit_cast<uint32_t>(magnitude + std::bit_cast<float>(rounder)) - rounder;
+  const uint32_t exponent = (binade - ((127u - 14) << 23)) >> 13;
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | (exponent + places));
+}
+
+/// fp32 of Fp16FromFinite(value), by the same rounding (the sign of a zero is lost).
+KVTIER_HD inline float RoundFiniteToFp16(float value) {
+  const float rounder =
+      Fp16Binade(value) * 12288.0f;  // 1.5 * 2^13: the sum stays in one binade for both signs
+  return (value + rounder) - rounder;
+}
+
 /// rn16: round to nearest even; beyond the range infinity; NaN becomes a quiet NaN.
 KVTIER_HD inline uint16_t Fp16FromFp32(float value) {
-  constexpr int32_t kRebias = (127 - 15) << 23;
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
-  int32_t half = (magnitude - kRebias + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  // Below 2^-14 the target's last place is 2^-24, which is also that of a float in [0.5, 1): the addition
-  // rounds.
-  const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-  half =
-      magnitude < kRebias + (1 << 23) ? std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(0.5f) : half;
-  half = magnitude >= (127 + 16) << 23 ? int32_t{kFp16Infinity} : half;
-  half = magnitude > 0x7f800000 ? 0x7e00 : half;
-  return static_cast<uint16_t>((bits >> 16 & 0x8000) | static_cast<uint32_t>(half));
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  if (magnitude > 0x7f800000) return sign | 0x7e00;
+  if (magnitude >= (127u + 16) << 23) return sign | kFp16Infinity;
+  return Fp16FromFinite(value);
 }
 
 /// up16: the smallest fp16 that is not below `value`.
@@ -69,27 +90,35 @@ KVTIER_HD inline float Fp32FromBf16(uint16_t brain) {
   return std::bit_cast<float>(static_cast<uint32_t>(brain) << 16);
 }
 
+/// Round to nearest even. Not for NaN.
+KVTIER_HD inline uint16_t Bf16FromFinite(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
 /// Round to nearest even; NaN becomes a quiet NaN.
 KVTIER_HD inline uint16_t Bf16FromFp32(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const uint32_t quiet = bits >> 16 | 0x0040;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x0040);
+  return Bf16FromFinite(value);
 }
 
-/// Into the finite FP16 range; NaN stays NaN.
+/// Into the finite FP16 range. NaN, which only damaged bytes give, becomes the maximum: decoders are total.
 KVTIER_HD inline float ClampToFp16(float value) {
-  value = value > kFp16Max ? kFp16Max : value;
-  return value < -kFp16Max ? -kFp16Max : value;
+  value = value < kFp16Max ? value : kFp16Max;
+  return value > -kFp16Max ? value : -kFp16Max;
 }
 
 /// out16: what every decoder ends with.
 KVTIER_HD inline uint16_t Fp16Out(float value) {
-  return Fp16FromFp32(ClampToFp16(value));
+  return Fp16FromFinite(ClampToFp16(value));
 }
 /// The same for BF16 destinations: one rounding, of the same fp32.
 KVTIER_HD inline uint16_t Bf16Out(float value) {
-  return Bf16FromFp32(ClampToFp16(value));
+  return Bf16FromFinite(ClampToFp16(value));
+}
+/// fp32 of Fp16Out(value), up to the sign of a zero.
+KVTIER_HD inline float RoundToFp16Out(float value) {
+  return RoundFiniteToFp16(ClampToFp16(value));
 }
 
 }  // namespace kvtier

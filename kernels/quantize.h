@@ -44,7 +44,7 @@ constexpr LaunchShape QuantizeLaunch(const BlockShape& shape) {
 namespace internal {
 
 /// n source elements to fp32.
-KVTIER_HD inline void LoadRow(const std::byte* source, DType dtype, uint32_t n, float* row) {
+KVTIER_HD inline void LoadTile(const std::byte* source, DType dtype, uint32_t n, float* row) {
   if (dtype == DType::kBf16) {
     for (uint32_t i = 0; i < n; ++i) row[i] = Fp32FromBf16(Load16(source + 2 * i));
   } else {
@@ -71,8 +71,8 @@ class RowErrorSum {
     for (uint32_t i = 0; i < n; i += kLanes) {
       for (uint32_t lane = 0; lane < kLanes; ++lane) {
         const double value = x[i + lane];
-        const double off_int4 = value - decoded_int4[i + lane];
-        const double off_int2 = value - decoded_int2[i + lane];
+        const double off_int4 = x[i + lane] - decoded_int4[i + lane];
+        const double off_int2 = x[i + lane] - decoded_int2[i + lane];
         square_[lane] += value * value;
         int4_[lane] += off_int4 * off_int4;
         int2_[lane] += off_int2 * off_int2;
@@ -91,10 +91,6 @@ class RowErrorSum {
   double square_[kLanes] = {}, int4_[kLanes] = {}, int2_[kLanes] = {};
 };
 
-KVTIER_HD inline float RoundedToFp16(float value) {
-  return Fp32FromFp16(Fp16Out(value));
-}
-
 /// Minimum, maximum, and from them the stored (scale, minimum) of T::kLaneWidth neighbouring channels from
 /// `c` on.
 template <Team T>
@@ -102,7 +98,7 @@ KVTIER_HD void KRangesOf(const QuantizeArgs& args, uint32_t head, uint32_t c, Qu
   const BlockShape& shape = args.shape;
   float low[T::kLaneWidth] = {}, high[T::kLaneWidth] = {}, row[T::kLaneWidth];
   for (uint32_t token = shape.nraw; token < shape.tokens; ++token) {
-    LoadRow(KSource(args, head, token) + 2 * c, shape.dtype, T::kLaneWidth, row);
+    LoadTile(KSource(args, head, token) + 2 * c, shape.dtype, T::kLaneWidth, row);
     const bool is_first = token == shape.nraw;
     for (uint32_t i = 0; i < T::kLaneWidth; ++i) {
       low[i] = is_first || row[i] < low[i] ? row[i] : low[i];
@@ -147,65 +143,69 @@ KVTIER_HD void PrepareK(const T& team, const QuantizeArgs& args, QuantizeScratch
   team.sync();
 }
 
-/// codes = clamp(rne((x - m) / s), 0, 15). Adding 1.5 * 2^23 rounds to an integer; clamping first changes
-/// nothing, since both bounds are integers, and keeps the addition exact.
-KVTIER_HD inline void QuantizeKCodes(const float* x, uint32_t n, const QuantizeScratch& scratch,
-                                     uint8_t* codes) {
+/// codes = clamp(rne((x - m) / s), 0, 15) of the n channels from `first` on. Adding 1.5 * 2^23 rounds to an
+/// integer; clamping first changes nothing, since both bounds are integers, and keeps the addition exact.
+KVTIER_HD inline void QuantizeKTile(const float* x, uint32_t first, uint32_t n,
+                                    const QuantizeScratch& scratch, uint8_t* codes) {
   constexpr float kRounder = 12582912.0f;
-  for (uint32_t c = 0; c < n; ++c) {
-    float steps = (x[c] - scratch.minimum[c]) * scratch.inverse[c];
+  for (uint32_t i = 0; i < n; ++i) {
+    float steps = (x[i] - scratch.minimum[first + i]) * scratch.inverse[first + i];
     steps = steps > 0.0f ? steps : 0.0f;
     steps = steps < 15.0f ? steps : 15.0f;
-    codes[c] = static_cast<uint8_t>(static_cast<int32_t>(steps + kRounder - kRounder));
+    codes[i] = static_cast<uint8_t>(static_cast<int32_t>(steps + kRounder - kRounder));
   }
 }
 
-/// Raw rows as fp16; the errors of a BF16 source are those of that rounding.
-KVTIER_HD inline RowErrors StoreRawRow(const float* x, uint32_t n, uint8_t* target) {
-  float rounded[kMaxHeadDim];
+KVTIER_HD inline void AddKTileErrors(const float* x, const uint8_t* codes, uint32_t first, uint32_t n,
+                                     const QuantizeScratch& scratch, RowErrorSum& errors) {
+  float decoded_int4[kTileCodes], decoded_int2[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) {
-    const uint16_t half = Fp16FromFp32(x[i]);
+    const uint32_t c = first + i;
+    const uint8_t code_int2 = codes[i] & scratch.code_mask_int2[c];
+    decoded_int4[i] = RoundToFp16Out(DequantizeK(codes[i], scratch.scale[c], scratch.minimum[c]));
+    decoded_int2[i] = RoundToFp16Out(DequantizeK(code_int2, scratch.scale[c], scratch.minimum_int2[c]));
+  }
+  errors.Add(x, decoded_int4, decoded_int2, n);
+}
+
+/// A piece of a raw row as fp16; the errors of a BF16 source are those of that rounding.
+KVTIER_HD inline void StoreRawTile(const float* x, uint32_t n, uint8_t* target, RowErrorSum& errors) {
+  float rounded[kTileCodes];
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint16_t half = Fp16FromFinite(x[i]);
     Store16(target + 2 * i, half);
     rounded[i] = Fp32FromFp16(half);
   }
-  RowErrorSum errors;
   errors.Add(x, rounded, rounded, n);
-  return errors.Sum();
 }
 
-KVTIER_HD inline void StoreKPlanes(const QuantizeArgs& args, const uint8_t* codes, uint64_t row,
-                                   const QuantizeScratch& scratch) {
-  const uint32_t k_dim = args.shape.k_dim, nb = args.shape.nb;
-  PackRow<kHighShift>(codes, k_dim, args.out.k_high + row * (k_dim / 4));
-  if (args.out.k_low != nullptr) PackRow<kLowShift>(codes, k_dim, args.out.k_low + row * (k_dim / 4));
-  if (args.out.boost_low != nullptr)
-    PackBoostRow(codes, scratch.boost.ids, nb, args.out.boost_low + row * (nb / 4));
-}
-
+/// One row of K. Padding rows repeat the last token.
 KVTIER_HD inline RowErrors QuantizeKRow(const QuantizeArgs& args, uint32_t head, uint32_t token,
                                         const QuantizeScratch& scratch) {
   const BlockShape& shape = args.shape;
-  const uint32_t k_dim = shape.k_dim;
-  float x[kMaxHeadDim];
-  uint8_t codes[kMaxHeadDim] = {};
-  LoadRow(KSource(args, head, token < shape.tokens ? token : shape.tokens - 1u), shape.dtype, k_dim, x);
-  RowErrors errors;
-  if (token < shape.nraw) {
-    errors = StoreRawRow(x, k_dim, args.out.k_raw + 2 * (uint64_t{head} * shape.nraw + token) * k_dim);
-  } else {
-    QuantizeKCodes(x, k_dim, scratch, codes);
-    float decoded_int4[kMaxHeadDim], decoded_int2[kMaxHeadDim];
-    for (uint32_t c = 0; c < k_dim; ++c) {
-      const uint8_t code_int2 = codes[c] & scratch.code_mask_int2[c];
-      decoded_int4[c] = RoundedToFp16(DequantizeK(codes[c], scratch.scale[c], scratch.minimum[c]));
-      decoded_int2[c] = RoundedToFp16(DequantizeK(code_int2, scratch.scale[c], scratch.minimum_int2[c]));
+  const uint32_t k_dim = shape.k_dim, nb = shape.nb;
+  const uint64_t row = PlaneRow(shape, head, token);
+  const std::byte* source = KSource(args, head, token < shape.tokens ? token : shape.tokens - 1u);
+  uint8_t codes[kMaxHeadDim] = {};  // those of a raw row are zero
+  RowErrorSum errors;
+  for (uint32_t first = 0; first < k_dim; first += kTileCodes) {
+    const uint32_t n = TileCodes(k_dim, first);
+    const uint64_t plane_byte = row * (k_dim / 4) + first / 4;
+    float x[kTileCodes];
+    LoadTile(source + 2 * first, shape.dtype, n, x);
+    if (token < shape.nraw) {
+      StoreRawTile(x, n, args.out.k_raw + 2 * ((uint64_t{head} * shape.nraw + token) * k_dim + first),
+                   errors);
+    } else {
+      QuantizeKTile(x, first, n, scratch, codes + first);
+      AddKTileErrors(x, codes + first, first, n, scratch, errors);
     }
-    RowErrorSum sum;
-    sum.Add(x, decoded_int4, decoded_int2, k_dim);
-    errors = sum.Sum();
+    PackTile<kHighShift>(codes + first, n, args.out.k_high + plane_byte);
+    if (args.out.k_low != nullptr) PackTile<kLowShift>(codes + first, n, args.out.k_low + plane_byte);
   }
-  StoreKPlanes(args, codes, PlaneRow(shape, head, token), scratch);
-  return errors;
+  if (args.out.boost_low != nullptr)
+    PackBoostRow(codes, scratch.boost.ids, nb, args.out.boost_low + row * (nb / 4));
+  return errors.Sum();
 }
 
 /// Codes and scale byte of one V group of n channels; a full group of 64 is rotated first.
@@ -216,11 +216,13 @@ KVTIER_HD inline uint8_t QuantizeVGroup(const float* v, uint32_t n, uint8_t* cod
     Hadamard64(y);
     for (uint32_t i = 0; i < kTileCodes; ++i) y[i] *= 0.125f;
   }
-  float largest = 0.0f;
+  // Magnitudes order as their bits do, and an integer maximum vectorizes.
+  int32_t largest_bits = 0;
   for (uint32_t i = 0; i < n; ++i) {
-    const float magnitude = y[i] < 0.0f ? -y[i] : y[i];
-    largest = magnitude > largest ? magnitude : largest;
+    const int32_t magnitude = std::bit_cast<int32_t>(y[i]) & 0x7fffffff;
+    largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
   }
+  const auto largest = std::bit_cast<float>(largest_bits);
   // Scales have three bits of mantissa: rounded up, so that every code fits, below the fp16 range's end.
   const uint32_t rounded_up = (uint32_t{Fp16UpFromFp32(largest / 8.0f)} + 127) >> 7;
   const auto scale_byte = static_cast<uint8_t>(rounded_up < 247 ? rounded_up : 247);
@@ -241,39 +243,45 @@ KVTIER_HD inline uint8_t QuantizeVGroup(const float* v, uint32_t n, uint8_t* cod
 KVTIER_HD inline void DecodeVGroup(const uint8_t* codes, uint32_t n, int16_t offset, uint8_t scale_byte,
                                    float* decoded) {
   DequantizeVGroup(codes, n, offset, scale_byte, decoded);
-  for (uint32_t i = 0; i < n; ++i) decoded[i] = RoundedToFp16(decoded[i]);
+  for (uint32_t i = 0; i < n; ++i) decoded[i] = RoundToFp16Out(decoded[i]);
 }
 
+KVTIER_HD inline void AddVGroupErrors(const float* x, const uint8_t* codes, uint32_t n, uint8_t scale_byte,
+                                      RowErrorSum& errors) {
+  uint8_t codes_int2[kTileCodes];
+  for (uint32_t i = 0; i < n; ++i) codes_int2[i] = codes[i] & 0x0c;
+  float decoded_int4[kTileCodes], decoded_int2[kTileCodes];
+  DecodeVGroup(codes, n, kVOffsetInt4, scale_byte, decoded_int4);
+  DecodeVGroup(codes_int2, n, kVOffsetInt2, scale_byte, decoded_int2);
+  errors.Add(x, decoded_int4, decoded_int2, n);
+}
+
+/// One row of V. Padding rows repeat the last token.
 KVTIER_HD inline RowErrors QuantizeVRow(const QuantizeArgs& args, uint32_t head, uint32_t token) {
   const BlockShape& shape = args.shape;
   const uint32_t v_dim = shape.v_dim;
   const uint64_t row = PlaneRow(shape, head, token);
-  uint8_t* scales = args.out.v_scale + row * VGroups(shape);
-  float x[kMaxHeadDim];
-  uint8_t codes[kMaxHeadDim] = {};
-  LoadRow(VSource(args, head, token < shape.tokens ? token : shape.tokens - 1u), shape.dtype, v_dim, x);
-  RowErrors errors;
-  if (token < shape.nraw) {
-    errors = StoreRawRow(x, v_dim, args.out.v_raw + 2 * (uint64_t{head} * shape.nraw + token) * v_dim);
-    for (uint32_t group = 0; group < VGroups(shape); ++group) scales[group] = 0;
-  } else {
-    RowErrorSum sum;
-    for (uint32_t group = 0; group < VGroups(shape); ++group) {
-      const uint32_t first = group * kTileCodes;
-      const uint32_t n = v_dim - first < kTileCodes ? v_dim - first : kTileCodes;
-      scales[group] = QuantizeVGroup(x + first, n, codes + first);
-      uint8_t codes_int2[kTileCodes];
-      for (uint32_t i = 0; i < n; ++i) codes_int2[i] = codes[first + i] & 0x0c;
-      float decoded_int4[kTileCodes], decoded_int2[kTileCodes];
-      DecodeVGroup(codes + first, n, kVOffsetInt4, scales[group], decoded_int4);
-      DecodeVGroup(codes_int2, n, kVOffsetInt2, scales[group], decoded_int2);
-      sum.Add(x + first, decoded_int4, decoded_int2, n);
+  const std::byte* source = VSource(args, head, token < shape.tokens ? token : shape.tokens - 1u);
+  RowErrorSum errors;
+  for (uint32_t first = 0; first < v_dim; first += kTileCodes) {
+    const uint32_t n = TileCodes(v_dim, first);
+    const uint64_t plane_byte = row * (v_dim / 4) + first / 4;
+    float x[kTileCodes];
+    uint8_t codes[kTileCodes] = {};  // those of a raw row, and its scale, are zero
+    uint8_t scale_byte = 0;
+    LoadTile(source + 2 * first, shape.dtype, n, x);
+    if (token < shape.nraw) {
+      StoreRawTile(x, n, args.out.v_raw + 2 * ((uint64_t{head} * shape.nraw + token) * v_dim + first),
+                   errors);
+    } else {
+      scale_byte = QuantizeVGroup(x, n, codes);
+      AddVGroupErrors(x, codes, n, scale_byte, errors);
     }
-    errors = sum.Sum();
+    args.out.v_scale[row * VGroups(shape) + first / kTileCodes] = scale_byte;
+    PackTile<kHighShift>(codes, n, args.out.v_high + plane_byte);
+    if (args.out.v_low != nullptr) PackTile<kLowShift>(codes, n, args.out.v_low + plane_byte);
   }
-  PackRow<kHighShift>(codes, v_dim, args.out.v_high + row * (v_dim / 4));
-  if (args.out.v_low != nullptr) PackRow<kLowShift>(codes, v_dim, args.out.v_low + row * (v_dim / 4));
-  return errors;
+  return errors.Sum();
 }
 
 }  // namespace internal

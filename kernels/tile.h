@@ -18,9 +18,35 @@ inline constexpr uint32_t kTileBytes = kTileCodes / 4;
 /// Which two bits of a code a plane holds.
 inline constexpr uint32_t kHighShift = 2, kLowShift = 0;
 
-/// plane[n/4] = bits `shift`, `shift` + 1 of codes[n]. Total. Any thread.
+/// Codes of the tile that begins at `first` in a row of n.
+KVTIER_HD constexpr uint32_t TileCodes(uint32_t n, uint32_t first) {
+  return n - first < kTileCodes ? n - first : kTileCodes;
+}
+
+inline constexpr uint64_t kTwoBitsPerByte = 0x0303030303030303;
+
+KVTIER_HD inline uint64_t Load64(const void* source) {
+  uint64_t value;
+  memcpy(&value, source, sizeof value);
+  return value;
+}
+KVTIER_HD inline void Store64(void* target, uint64_t value) {
+  memcpy(target, &value, sizeof value);
+}
+
+/// plane[n/4] = bits `shift`, `shift` + 1 of codes[n]. Full tiles go eight bytes at a time; bytes do not mix,
+/// so byte order does not matter. Total. Any thread.
 template <uint32_t shift>
 KVTIER_HD inline void PackTile(const uint8_t* codes, uint32_t n, uint8_t* plane) {
+  if (n == kTileCodes) {
+    for (uint32_t j = 0; j < kTileBytes; j += 8) {
+      uint64_t packed = 0;
+      for (uint32_t k = 0; k < 4; ++k)
+        packed |= (Load64(codes + j + k * kTileBytes) >> shift & kTwoBitsPerByte) << 2 * k;
+      Store64(plane + j, packed);
+    }
+    return;
+  }
   const uint32_t quarter = n / 4;
   for (uint32_t j = 0; j < quarter; ++j) {
     plane[j] = static_cast<uint8_t>((codes[j] >> shift & 3) | (codes[j + quarter] >> shift & 3) << 2 |
@@ -32,39 +58,39 @@ KVTIER_HD inline void PackTile(const uint8_t* codes, uint32_t n, uint8_t* plane)
 /// codes[n] |= plane[n/4] at bit `shift`. Total. Any thread.
 template <uint32_t shift>
 KVTIER_HD inline void UnpackTile(const uint8_t* plane, uint32_t n, uint8_t* codes) {
+  if (n == kTileCodes) {
+    for (uint32_t j = 0; j < kTileBytes; j += 8) {
+      const uint64_t packed = Load64(plane + j);
+      for (uint32_t k = 0; k < 4; ++k) {
+        uint8_t* target = codes + j + k * kTileBytes;
+        Store64(target, Load64(target) | (packed >> 2 * k & kTwoBitsPerByte) << shift);
+      }
+    }
+    return;
+  }
   const uint32_t quarter = n / 4;
   for (uint32_t k = 0; k < 4; ++k)
     for (uint32_t j = 0; j < quarter; ++j)
       codes[j + k * quarter] |= static_cast<uint8_t>((plane[j] >> 2 * k & 3) << shift);
 }
 
-/// A row of n codes: full tiles, then the rest. Full tiles are a case of their own, so that their size is a
-/// constant.
-template <uint32_t shift>
-KVTIER_HD inline void PackRow(const uint8_t* codes, uint32_t n, uint8_t* plane) {
-  uint32_t at = 0;
-  for (; at + kTileCodes <= n; at += kTileCodes) PackTile<shift>(codes + at, kTileCodes, plane + at / 4);
-  if (at < n) PackTile<shift>(codes + at, n - at, plane + at / 4);
-}
-template <uint32_t shift>
-KVTIER_HD inline void UnpackRow(const uint8_t* plane, uint32_t n, uint8_t* codes) {
-  uint32_t at = 0;
-  for (; at + kTileCodes <= n; at += kTileCodes) UnpackTile<shift>(plane + at / 4, kTileCodes, codes + at);
-  if (at < n) UnpackTile<shift>(plane + at / 4, n - at, codes + at);
-}
-
-/// Butterflies (a + b, a - b) at distances 8, 16 and 32 of m[64].
-template <typename Value>
-KVTIER_HD inline void ButterfliesAcrossRows(Value* m) {
-  for (uint32_t h = 8; h < 64; h *= 2) {
-    for (uint32_t start = 0; start < 64; start += 2 * h) {
-      for (uint32_t i = start; i < start + h; ++i) {
-        const Value a = m[i], b = m[i + h];
-        m[i] = static_cast<Value>(a + b);
-        m[i + h] = static_cast<Value>(a - b);
-      }
+/// Butterflies (a + b, a - b) between rows of an 8 x 8 matrix that are `distance` apart.
+template <uint32_t distance, typename Value>
+KVTIER_HD inline void RowButterflies(Value* m) {
+  for (uint32_t start = 0; start < 64; start += 16 * distance) {
+    for (uint32_t i = start; i < start + 8 * distance; ++i) {
+      const Value a = m[i], b = m[i + 8 * distance];
+      m[i] = static_cast<Value>(a + b);
+      m[i + 8 * distance] = static_cast<Value>(a - b);
     }
   }
+}
+/// Distances 8, 16 and 32 of m[64].
+template <typename Value>
+KVTIER_HD inline void ButterfliesAcrossRows(Value* m) {
+  RowButterflies<1>(m);
+  RowButterflies<2>(m);
+  RowButterflies<4>(m);
 }
 
 template <typename Value>
