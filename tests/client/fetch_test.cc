@@ -1,0 +1,148 @@
+#include "client/src/fetch.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "tests/support/blocks.h"
+#include "tiers/arena_store.h"
+
+namespace kvtier::client {
+namespace {
+
+/// Two slots of a real arena; slot 0 holds a block.
+class DecodeImageTest : public testing::Test {
+ protected:
+  static constexpr uint64_t kSlotBytes = 256 << 10;
+
+  void SetUp() override {
+    const ArenaSpec spec{.id = ArenaId{1}, .tier = {}, .tenant = {}, .slots = 2, .slot_bytes = kSlotBytes};
+    ASSERT_TRUE(store_.Create(spec).ok());
+    v1::ArenaOffer offer;
+    offer.set_arena(1);
+    offer.set_slots(spec.slots);
+    offer.set_slot_bytes(kSlotBytes);
+    offer.set_bytes(ArenaBytes(spec.slots, kSlotBytes));
+    arena_ = std::move(map_.Add(offer, store_.Descriptor(ArenaId{1}).value())).value();
+  }
+  std::span<std::byte> Slot(uint64_t epoch) {
+    AlignedBuffer unused;
+    return std::move(store_.BeginWrite({.tier = {},
+                                        .container = 1,
+                                        .slot = 0,
+                                        .offset = ArenaHeaderBytes(2),
+                                        .bytes = kSlotBytes,
+                                        .epoch = epoch},
+                                       unused))
+        .value();
+  }
+  void Store(CodecId codec, uint64_t epoch = 1) {
+    const Result<OwnedImage> image = EncodeOwned(*FindCodec(codec), identity_, raw_);
+    ASSERT_TRUE(image.ok()) << image.status().ToString();
+    image_bytes_ = image->bytes.size();
+    std::memcpy(Slot(epoch).data(), image->bytes.data(), image_bytes_);
+  }
+  /// Contiguous as RawLayerBytes lays it out.
+  View Contiguous(std::vector<std::byte>& out) {
+    bases_[0] = out.data();
+    view_ = {};
+    view_.struct_size = sizeof(view_);
+    view_.bases = bases_;
+    view_.n_bases = 1;
+    view_.layer_stride = static_cast<int64_t>(RawLayerBytes(identity_.shape));
+    view_.v_offset = view_.layer_stride / 2;
+    view_.head_stride = 64 * 64 * 2;
+    view_.token_stride = 64 * 2;
+    view_.dtype = KVTIER_FP16;
+    return std::move(View::Check(&view_, identity_.shape.layers, 64)).value();
+  }
+  Result<DecodedErrors> Decode(std::vector<std::byte>& out, LayerRange layers = {.first = 0, .count = 3},
+                               uint64_t epoch = 1) {
+    const View view = Contiguous(out);
+    return DecodeImage(arena_->At(0, ArenaHeaderBytes(2), image_bytes_).value(), identity_, layers, view, 0,
+                       {.arena = *arena_, .slot = 0, .epoch = epoch});
+  }
+
+  BlockIdentity identity_ = MakeIdentity(1);
+  std::vector<std::byte> raw_ = RandomRaw(identity_.shape, 3);
+  ArenaStore store_;
+  ArenaMap map_{[](uint32_t) {}};
+  std::shared_ptr<const Arena> arena_;
+  uint64_t image_bytes_ = 0;
+  void* bases_[1] = {};
+  kvtier_view view_{};
+};
+
+TEST_F(DecodeImageTest, GivesRawBlocksBackBitForBit) {
+  Store(CodecId::kRaw16);
+  std::vector<std::byte> out(raw_.size());
+  const auto errors = Decode(out);
+  ASSERT_TRUE(errors.ok()) << errors.status().ToString();
+  EXPECT_EQ(out, raw_);
+  EXPECT_EQ(errors->k_error, 0);
+}
+
+TEST_F(DecodeImageTest, DecodesTheLayersAskedForAndTouchesNoOther) {
+  Store(CodecId::kRaw16);
+  std::vector<std::byte> out(raw_.size(), std::byte{0xCD});
+  ASSERT_TRUE(Decode(out, {.first = 1, .count = 1}).ok());
+  const uint64_t layer = RawLayerBytes(identity_.shape);
+  EXPECT_TRUE(std::equal(out.begin() + layer, out.begin() + 2 * layer, raw_.begin() + layer));
+  const auto untouched = [](std::byte b) { return b == std::byte{0xCD}; };
+  EXPECT_TRUE(std::all_of(out.begin(), out.begin() + layer, untouched));
+  EXPECT_TRUE(std::all_of(out.begin() + 2 * layer, out.end(), untouched));
+}
+
+TEST_F(DecodeImageTest, ReportsTheErrorOfTheLayersItDecoded) {
+  Store(CodecId::kKv4p);
+  std::vector<std::byte> out(raw_.size());
+  const auto one = Decode(out, {.first = 0, .count = 1});
+  const auto all = Decode(out);
+  ASSERT_TRUE(one.ok() && all.ok());
+  EXPECT_GT(one->k_error, 0.01f);
+  EXPECT_LT(one->k_error, 0.2f);
+  EXPECT_GT(all->v_error, 0.01f);
+  EXPECT_NE(one->v_error, all->v_error);
+}
+
+TEST_F(DecodeImageTest, S12_AnswersStaleForASlotThatWasGivenAway) {
+  Store(CodecId::kRaw16, 1);
+  Store(CodecId::kRaw16, 2);
+  std::vector<std::byte> out(raw_.size());
+  EXPECT_EQ(Decode(out, {.first = 0, .count = 3}, 1).status().code(), Code::kStale);
+  EXPECT_TRUE(Decode(out, {.first = 0, .count = 3}, 2).ok());
+}
+
+TEST_F(DecodeImageTest, S07_NeverCallsAFlippedBitSuccess) {
+  for (const CodecId codec : {CodecId::kRaw16, CodecId::kKv4p, CodecId::kKv2p}) {
+    Store(codec);
+    const std::span<std::byte> slot = Slot(1);
+    std::vector<std::byte> out(raw_.size());
+    for (uint64_t at = 0; at < image_bytes_; at += 997) {
+      slot[at] ^= std::byte{4};
+      const Code code = Decode(out).status().code();
+      EXPECT_TRUE(code == Code::kDataLoss || code == Code::kUnimplemented) << "byte " << at;
+      slot[at] ^= std::byte{4};
+    }
+    EXPECT_TRUE(Decode(out).ok());
+  }
+}
+
+TEST_F(DecodeImageTest, RefusesAnImageOfAnotherBlock) {
+  Store(CodecId::kRaw16);
+  std::vector<std::byte> out(raw_.size());
+  const BlockIdentity good = identity_;
+  identity_.key.bytes[0] ^= std::byte{1};
+  EXPECT_EQ(Decode(out).status().code(), Code::kDataLoss);
+  identity_ = good;
+  identity_.name_space.bytes[0] ^= std::byte{1};
+  EXPECT_EQ(Decode(out).status().code(), Code::kDataLoss);
+  identity_ = good;
+  identity_.first_position += 64;
+  EXPECT_EQ(Decode(out).status().code(), Code::kDataLoss);
+}
+
+}  // namespace
+}  // namespace kvtier::client
