@@ -120,11 +120,11 @@ Result<double> Daemon::Metric(const std::string& name) const {
 }
 
 Result<Connection> Connect(const std::string& socket, uint32_t timeout_ms) {
-  const kvtier_options options = {.struct_size = sizeof(kvtier_options),
-                                  .socket = socket.c_str(),
-                                  .client_name = "kvtier-bench",
-                                  .timeout_ms = timeout_ms};
-  kvtier* handle = nullptr;
+  auto options = Sized<kvtier_options>();
+  options.socket = socket.c_str();
+  options.client_name = "kvtier-bench";
+  options.timeout_ms = timeout_ms;
+  kvtier_client* handle = nullptr;
   KVTIER_TRY(StatusOf(kvtier_open(&options, &handle), "open"));
   return Connection(handle);
 }

@@ -40,9 +40,17 @@ class Daemon {
 };
 
 struct CloseConnection {
-  void operator()(kvtier* handle) const { kvtier_close(handle); }
+  void operator()(kvtier_client* handle) const { kvtier_close(handle); }
 };
-using Connection = std::unique_ptr<kvtier, CloseConnection>;
+using Connection = std::unique_ptr<kvtier_client, CloseConnection>;
+
+/// A struct of the C ABI with its size filled in and the rest zero.
+template <typename T>
+T Sized() {
+  T value{};
+  value.struct_size = sizeof(T);
+  return value;
+}
 
 /// `timeout_ms` 0 is the library's default.
 Result<Connection> Connect(const std::string& socket, uint32_t timeout_ms);

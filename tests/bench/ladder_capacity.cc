@@ -73,7 +73,7 @@ bool IsTheBlock(const Shape& shape, const std::byte* expected, const std::byte* 
 
 class FloodRun {
  public:
-  FloodRun(const Flood& flood, kvtier* handle, kvtier_model* model, std::span<std::byte> noise)
+  FloodRun(const Flood& flood, kvtier_client* handle, kvtier_model* model, std::span<std::byte> noise)
       : flood_(flood), handle_(handle), model_(model), noise_(noise) {}
 
   Status PutAll(Ledger& ledger);
@@ -87,7 +87,7 @@ class FloodRun {
   }
 
   const Flood& flood_;
-  kvtier* handle_;
+  kvtier_client* handle_;
   kvtier_model* model_;
   std::span<std::byte> noise_;
   std::vector<std::pair<uint32_t, kvtier_block_ref>> acknowledged_;
@@ -114,7 +114,8 @@ Status FloodRun::PutAll(Ledger& ledger) {
 }
 
 Status FloodRun::FetchAllAgain(Ledger& ledger) const {
-  KVTIER_ASSIGN(AlignedBuffer destination, AlignedBuffer::Make(flood_.shape.block_bytes()));
+  AlignedBuffer memory;
+  KVTIER_ASSIGN(const auto destination, memory.Reserve(flood_.shape.block_bytes()));
   void* const base = destination.data();
   const kvtier_view view = ContiguousView(flood_.shape, &base);
   for (const auto& [block, ref] : acknowledged_) {
@@ -160,8 +161,9 @@ Status RunFlood(const Flood& flood, const Options& options, std::span<std::byte>
 }  // namespace
 
 Status MeasureOverCapacity(const Options& options, Report& report) {
-  KVTIER_ASSIGN(AlignedBuffer noise, AlignedBuffer::Make(kNoiseBytes));
-  FillWithNoise({noise.data(), noise.size()});
+  AlignedBuffer memory;
+  KVTIER_ASSIGN(const auto noise, memory.Reserve(kNoiseBytes));
+  FillWithNoise(noise);
   const uint32_t scale = options.quick ? 4 : 1;
   for (const bool with_cold : {true, false}) {
     const std::string suffix = with_cold ? ", with cold" : ", without cold";
@@ -170,7 +172,7 @@ Status MeasureOverCapacity(const Options& options, Report& report) {
       const Flood flood{
           shape, count, with_cold,
           std::to_string(count) + " x " + std::to_string(shape.block_bytes() / kMiB) + " MiB" + suffix};
-      KVTIER_TRY(RunFlood(flood, options, {noise.data(), noise.size()}, report));
+      KVTIER_TRY(RunFlood(flood, options, noise, report));
     }
   }
   return Status::Ok();

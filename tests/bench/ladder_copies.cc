@@ -20,14 +20,15 @@ struct Speeds {
 };
 
 struct Set {
-  kvtier* handle;
+  kvtier_client* handle;
   kvtier_model* model;
   Shape shape;
   EngineCache source;
   EngineCache destination;
 };
 
-Result<Set> MakeSet(kvtier* handle, const Shape& shape, uint32_t blocks, PageOrder order, const char* name) {
+Result<Set> MakeSet(kvtier_client* handle, const Shape& shape, uint32_t blocks, PageOrder order,
+                    const char* name) {
   KVTIER_ASSIGN(kvtier_model* const model, RegisterShape(handle, shape, name));
   KVTIER_ASSIGN(EngineCache source, EngineCache::Make(shape, blocks, order));
   KVTIER_ASSIGN(EngineCache destination, EngineCache::Make(shape, blocks, order));
@@ -81,7 +82,7 @@ Result<Speeds> Rounds(Set& set, int rounds, uint32_t* sequence) {
   return seconds;
 }
 
-Status MeasureThroughput(kvtier* handle, const Options& options, uint32_t* sequence, Report& report) {
+Status MeasureThroughput(kvtier_client* handle, const Options& options, uint32_t* sequence, Report& report) {
   for (const PageOrder order : {PageOrder::kHeadsFirst, PageOrder::kTokensFirst}) {
     const bool heads_first = order == PageOrder::kHeadsFirst;
     report.Progress(heads_first ? "put and fetch, pages [head][token]"
@@ -103,7 +104,8 @@ Status MeasureThroughput(kvtier* handle, const Options& options, uint32_t* seque
   return Status::Ok();
 }
 
-Status MeasureSingleBlocks(kvtier* handle, const Options& options, uint32_t* sequence, Report& report) {
+Status MeasureSingleBlocks(kvtier_client* handle, const Options& options, uint32_t* sequence,
+                           Report& report) {
   for (const Shape& shape : {kShape1MiB, kShape32MiB}) {
     const std::string name = std::to_string(shape.block_bytes() >> 20) + " MiB block";
     report.Progress("latency, " + name);

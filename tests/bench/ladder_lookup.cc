@@ -16,7 +16,7 @@ constexpr double kMostOverEchoUs = 60;
 constexpr size_t kRequestBytes = 18 + 2 + 34 + kKeys * KVTIER_KEY_BYTES + 4;
 constexpr size_t kReplyBytes = kKeys;
 
-Status PutSmallBlocks(kvtier* handle, kvtier_model* model, std::span<const kvtier_block_ref> refs) {
+Status PutSmallBlocks(kvtier_client* handle, kvtier_model* model, std::span<const kvtier_block_ref> refs) {
   KVTIER_ASSIGN(EngineCache cache, EngineCache::Make(kShape4KiB, kPutBatch, PageOrder::kHeadsFirst));
   FillWithNoise(cache.bytes());
   for (uint32_t first = 0; first < kKeys; first += kPutBatch) {

@@ -9,43 +9,41 @@ namespace kvtier::bench {
 
 Result<EngineCache> EngineCache::Make(const Shape& shape, uint32_t pages, PageOrder order) {
   EngineCache cache;
-  KVTIER_ASSIGN(cache.memory_, AlignedBuffer::Make(pages * shape.block_bytes()));
-  std::memset(cache.memory_.data(), 1,
-              cache.memory_.size());  // the first touch of memory is not what we measure
+  const uint64_t bytes = pages * shape.block_bytes();
+  KVTIER_ASSIGN(const auto reserved, cache.memory_.Reserve(bytes));
+  cache.bytes_ = reserved.first(bytes);
+  std::memset(cache.bytes_.data(), 1, bytes);  // the first touch of memory is not what we measure
   const uint64_t page_bytes = 2 * shape.plane_bytes();
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
-    cache.bases_.push_back(cache.memory_.data() + layer * pages * page_bytes);
+    cache.bases_.push_back(cache.bytes_.data() + layer * pages * page_bytes);
   }
   for (uint32_t page = 0; page < pages; ++page) cache.page_table_.push_back(static_cast<int32_t>(page));
   const auto row = static_cast<int64_t>(shape.row_bytes());
   const bool heads_first = order == PageOrder::kHeadsFirst;
-  cache.view_ = {
-      .struct_size = sizeof(kvtier_view),
-      .bases = cache.bases_.data(),
-      .n_bases = cache.bases_.size(),
-      .v_offset = static_cast<int64_t>(shape.plane_bytes()),
-      .head_stride = heads_first ? row * shape.tokens : row,
-      .token_stride = heads_first ? row : row * shape.kv_heads,
-      .page_table = cache.page_table_.data(),
-      .n_pages = pages,
-      .page_tokens = shape.tokens,
-      .page_stride = static_cast<int64_t>(page_bytes),
-      .dtype = KVTIER_FP16,
-  };
+  kvtier_view& view = cache.view_ = Sized<kvtier_view>();
+  view.bases = cache.bases_.data();
+  view.n_bases = cache.bases_.size();
+  view.v_offset = static_cast<int64_t>(shape.plane_bytes());
+  view.head_stride = heads_first ? row * shape.tokens : row;
+  view.token_stride = heads_first ? row : row * shape.kv_heads;
+  view.page_table = cache.page_table_.data();
+  view.n_pages = pages;
+  view.page_tokens = shape.tokens;
+  view.page_stride = static_cast<int64_t>(page_bytes);
+  view.dtype = KVTIER_FP16;
   return cache;
 }
 
 kvtier_view ContiguousView(const Shape& shape, void* const* base) {
-  return {
-      .struct_size = sizeof(kvtier_view),
-      .bases = base,
-      .n_bases = 1,
-      .layer_stride = static_cast<int64_t>(2 * shape.plane_bytes()),
-      .v_offset = static_cast<int64_t>(shape.plane_bytes()),
-      .head_stride = static_cast<int64_t>(shape.tokens * shape.row_bytes()),
-      .token_stride = static_cast<int64_t>(shape.row_bytes()),
-      .dtype = KVTIER_FP16,
-  };
+  auto view = Sized<kvtier_view>();
+  view.bases = base;
+  view.n_bases = 1;
+  view.layer_stride = static_cast<int64_t>(2 * shape.plane_bytes());
+  view.v_offset = static_cast<int64_t>(shape.plane_bytes());
+  view.head_stride = static_cast<int64_t>(shape.tokens * shape.row_bytes());
+  view.token_stride = static_cast<int64_t>(shape.row_bytes());
+  view.dtype = KVTIER_FP16;
+  return view;
 }
 
 void FillWithNoise(std::span<std::byte> bytes) {
@@ -63,18 +61,16 @@ void FillWithNoise(std::span<std::byte> bytes) {
   }
 }
 
-Result<kvtier_model*> RegisterShape(kvtier* handle, const Shape& shape, const char* name) {
-  const kvtier_model_spec spec = {
-      .struct_size = sizeof(kvtier_model_spec),
-      .model_id = name,
-      .layers = shape.layers,
-      .kv_heads = shape.kv_heads,
-      .k_dim = shape.dim,
-      .v_dim = shape.dim,
-      .dtype = KVTIER_FP16,
-      .tokens_per_block = shape.tokens,
-      .boost_channels = -1,
-  };
+Result<kvtier_model*> RegisterShape(kvtier_client* handle, const Shape& shape, const char* name) {
+  auto spec = Sized<kvtier_model_spec>();
+  spec.model_id = name;
+  spec.layers = shape.layers;
+  spec.kv_heads = shape.kv_heads;
+  spec.k_dim = shape.dim;
+  spec.v_dim = shape.dim;
+  spec.dtype = KVTIER_FP16;
+  spec.tokens_per_block = shape.tokens;
+  spec.boost_channels = -1;
   kvtier_model* model = nullptr;
   KVTIER_TRY(StatusOf(kvtier_register_model(handle, &spec, &model), "register_model"));
   return model;
@@ -93,13 +89,17 @@ Result<std::vector<kvtier_block_ref>> SequenceKeys(const kvtier_model* model, co
 }
 
 kvtier_query QueryOf(std::span<const kvtier_block_ref> refs) {
-  return {.struct_size = sizeof(kvtier_query), .refs = refs.data(), .count = refs.size()};
+  auto query = Sized<kvtier_query>();
+  query.refs = refs.data();
+  query.count = refs.size();
+  return query;
 }
 
-Status PutAndWait(kvtier* handle, kvtier_model* model, std::span<const kvtier_block_ref> refs,
+Status PutAndWait(kvtier_client* handle, kvtier_model* model, std::span<const kvtier_block_ref> refs,
                   const kvtier_view& source, uint32_t timeout_ms) {
   const kvtier_query query = QueryOf(refs);
-  const kvtier_put_options options = {.struct_size = sizeof(kvtier_put_options), .timeout_ms = timeout_ms};
+  auto options = Sized<kvtier_put_options>();
+  options.timeout_ms = timeout_ms;
   kvtier_ticket ticket = 0;
   KVTIER_TRY(StatusOf(kvtier_put(model, &query, &source, &options, &ticket), "put"));
   return StatusOf(kvtier_wait(handle, ticket, nullptr, 0, timeout_ms), "wait");
@@ -108,8 +108,8 @@ Status PutAndWait(kvtier* handle, kvtier_model* model, std::span<const kvtier_bl
 Result<Fetched> FetchAll(kvtier_model* model, std::span<const kvtier_block_ref> refs,
                          const kvtier_view& destination, uint32_t timeout_ms) {
   const kvtier_query query = QueryOf(refs);
-  const kvtier_acquire_options options = {.struct_size = sizeof(kvtier_acquire_options),
-                                          .timeout_ms = timeout_ms};
+  auto options = Sized<kvtier_acquire_options>();
+  options.timeout_ms = timeout_ms;
   kvtier_lease* lease = nullptr;
   KVTIER_TRY(StatusOf(kvtier_acquire(model, &query, &options, &lease), "acquire"));
   const size_t held = kvtier_lease_count(lease);

@@ -40,11 +40,12 @@ class EngineCache {
 
   /// All pages, by a page table that is the identity. Valid while this object is.
   const kvtier_view& view() const { return view_; }
-  std::span<std::byte> bytes() { return {memory_.data(), memory_.size()}; }
+  std::span<std::byte> bytes() const { return bytes_; }
 
  private:
   EngineCache() = default;
   AlignedBuffer memory_;
+  std::span<std::byte> bytes_;
   std::vector<void*> bases_;
   std::vector<int32_t> page_table_;
   kvtier_view view_{};
@@ -57,7 +58,7 @@ kvtier_view ContiguousView(const Shape& shape, void* const* base);
 void FillWithNoise(std::span<std::byte> bytes);
 
 /// Registers a model of this shape.
-Result<kvtier_model*> RegisterShape(kvtier* handle, const Shape& shape, const char* name);
+Result<kvtier_model*> RegisterShape(kvtier_client* handle, const Shape& shape, const char* name);
 /// Keys of `blocks` full blocks of the sequence number `sequence`; other numbers give other keys in every
 /// block.
 Result<std::vector<kvtier_block_ref>> SequenceKeys(const kvtier_model* model, const Shape& shape,
@@ -65,7 +66,7 @@ Result<std::vector<kvtier_block_ref>> SequenceKeys(const kvtier_model* model, co
 kvtier_query QueryOf(std::span<const kvtier_block_ref> refs);
 
 /// Put, then wait until every block is stored. The first code that is not OK or PRESENT is the error.
-Status PutAndWait(kvtier* handle, kvtier_model* model, std::span<const kvtier_block_ref> refs,
+Status PutAndWait(kvtier_client* handle, kvtier_model* model, std::span<const kvtier_block_ref> refs,
                   const kvtier_view& source, uint32_t timeout_ms);
 
 /// What a fetch of one block or run brought. `info` and the errors are of the first block.

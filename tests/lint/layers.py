@@ -27,7 +27,7 @@ FLOORS = {
     "daemon/": (7, ["daemon/service/", "daemon/engine/", "daemon/policy/", "tiers/", "codecs/", "kernels/",
                     "tiers/base/", "monitoring/"]),
     # Programs that use kvtier as any engine would.
-    "deploy/": (7, ["client/include/"]),
+    "deploy/": (7, ["client/include/", "kernels/", "tiers/base/"]),
     "tests/": (8, [""]),
 }
 
