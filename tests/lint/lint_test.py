@@ -1,6 +1,7 @@
 """The lints can fail: each is shown a small tree with one planted problem."""
 import layers
 import names
+import readme
 
 
 def plant(root, files):
@@ -88,3 +89,21 @@ def test_a_machine_path_fails(tmp_path):
 
 def test_a_long_source_and_a_wrong_name_fail(tmp_path):
     assert len(name_problems(tmp_path, {"tiers/a.cc": "\n" * 451, "tiers/MyFile.cc": ""})) == 2
+
+
+def readme_problems(root, text, example):
+    return list(readme.problems(plant(root, {"README.md": text, "tests/client/readme_example.cc": example,
+                                             "codecs/table.cc": ""})))
+
+
+def test_a_true_readme_passes(tmp_path):
+    text = "See `codecs/table.cc`, add `codecs/foo.cc`.\n```cpp\nint main() {}\n```\n"
+    assert readme_problems(tmp_path, text, "int main() {}\n") == []
+
+
+def test_an_example_that_is_not_the_compiled_one_fails(tmp_path):
+    assert len(readme_problems(tmp_path, "```cpp\nint main() {}\n```\n", "int main() { return 0; }\n")) == 1
+
+
+def test_a_file_that_does_not_exist_fails(tmp_path):
+    assert len(readme_problems(tmp_path, "`codecs/tables.cc`\n```cpp\nx\n```\n", "x\n")) == 1
