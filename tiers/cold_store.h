@@ -1,12 +1,10 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tiers/base/clock.h"
 #include "tiers/medium.h"
 
 namespace kvtier {
@@ -14,8 +12,6 @@ namespace kvtier {
 inline constexpr uint64_t kColdSegmentHeaderBytes = 4096;  ///< the first record of a segment starts here
 inline constexpr uint64_t kColdRecordHeaderBytes = 256;
 inline constexpr uint32_t kColdMaxSegments = 1 << 16;
-/// One read, write or sync of the device may take this long.
-inline constexpr Duration kColdIoTimeout = std::chrono::seconds(5);
 
 /// Place::bytes of a record that holds an image of `image_bytes`.
 constexpr uint64_t ColdRecordBytes(uint64_t image_bytes) {

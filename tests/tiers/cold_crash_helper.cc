@@ -1,0 +1,76 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "tests/support/faulty_block_io.h"
+#include "tests/tiers/cold_fixture.h"
+
+// cold_crash_helper FOLDER POINT N FIRST_SEED: stores blocks FIRST_SEED, FIRST_SEED + 1, ... one commit each,
+// erases every third, and kills itself by SIGKILL at POINT of the N-th block. Says what was acknowledged, one
+// line each, unbuffered: "stored SEED", "erasing SEED", "erased SEED".
+
+namespace kvtier {
+namespace {
+
+void Die() {
+  ::kill(::getpid(), SIGKILL);
+}
+
+void Say(const char* what, uint64_t seed) {
+  char line[64];
+  const int length =
+      std::snprintf(line, sizeof(line), "%s %llu\n", what, static_cast<unsigned long long>(seed));
+  KVTIER_CHECK(::write(STDOUT_FILENO, line, static_cast<size_t>(length)) == length);
+}
+
+/// Arms `faulty` for the requests that come next.
+void Arm(FaultyBlockIo& faulty, const std::string& point) {
+  using Op = IoRequest::Op;
+  const uint64_t next_write = faulty.count(Op::kWrite) + 1;
+  const uint64_t next_sync = faulty.count(Op::kDataSync) + 1;
+  if (point == "before_write") faulty.BeforeNth(Op::kWrite, next_write, Die);
+  if (point == "torn_write") {
+    faulty.ShortenNth(Op::kWrite, next_write, 4096);
+    faulty.AfterNth(Op::kWrite, next_write, Die);
+  }
+  if (point == "after_write") faulty.AfterNth(Op::kWrite, next_write, Die);
+  if (point == "before_sync") faulty.BeforeNth(Op::kDataSync, next_sync, Die);
+  if (point == "after_sync") faulty.AfterNth(Op::kDataSync, next_sync, Die);
+}
+
+int Run(const std::string& folder, const std::string& point, uint64_t n, uint64_t first_seed) {
+  auto io = MakeBlockIo(BlockIoKind::kSync).value();
+  FaultyBlockIo faulty(*io);
+  auto store = ColdStore::Make(TestColdOptions(folder)).value();
+  const ColdRecovery recovery = store->Recover().value();
+  TestAllocator allocator;
+  allocator.ContinueAfter(recovery);
+  for (uint64_t i = 1; i <= n + 1; ++i) {
+    const uint64_t seed = first_seed + i - 1;
+    if (i == n) Arm(faulty, point);
+    const ColdRecord record = WriteBlock(*store, faulty, allocator, seed).value();
+    KVTIER_CHECK(store->Commit({&record, 1}, faulty).ok());
+    Say("stored", seed);
+    if (i == n && point == "after_commit") Die();
+    if (i % 3 != 0) continue;
+    if (i == n && point == "during_erase") Arm(faulty, "after_sync");
+    Say("erasing", seed);
+    KVTIER_CHECK(store->Erase({&record, 1}, faulty).ok());
+    Say("erased", seed);
+    if (i == n && point == "after_erase") Die();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvtier
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  return kvtier::Run(argv[1], argv[2], std::strtoull(argv[3], nullptr, 10),
+                     std::strtoull(argv[4], nullptr, 10));
+}

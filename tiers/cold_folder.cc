@@ -1,0 +1,215 @@
+#include "tiers/cold_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "tiers/base/aligned_buffer.h"
+#include "tiers/cold_io.h"
+#include "tiers/crc32c.h"
+
+namespace kvtier {
+
+namespace {
+
+constexpr std::string_view kFormatTitle = "kvtier cold store\n";
+constexpr uint64_t kMaxFormatFileBytes = 4096;
+constexpr std::string_view kFormatName = "FORMAT";
+constexpr std::string_view kLockName = "LOCK";
+constexpr std::string_view kProbeName = "PROBE";
+
+Status InFolder(const Status& status, const std::string& path) {
+  return status.WithContext("cold store " + path);
+}
+
+std::string ToHex(const StoreUuid& uuid) {
+  Key digits;  // borrows the hex printer: the first half of a key
+  std::copy(uuid.begin(), uuid.end(), digits.bytes.begin());
+  return digits.ToHex().substr(0, 2 * uuid.size());
+}
+
+uint32_t TextCrc(std::string_view text) {
+  return Crc32c(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+/// "name value\n" out of the FORMAT file. Errors: kDataLoss.
+Result<std::string> FormatField(std::string_view text, std::string_view name) {
+  const std::string start = "\n" + std::string(name) + " ";
+  const size_t at = text.find(start);
+  if (at == std::string_view::npos) return Status(Code::kDataLoss, "FORMAT has no " + std::string(name));
+  text.remove_prefix(at + start.size());
+  const size_t end = text.find('\n');
+  if (end == std::string_view::npos) return Status(Code::kDataLoss, "FORMAT is cut short");
+  return std::string(text.substr(0, end));
+}
+
+Result<uint64_t> FormatNumber(std::string_view text, std::string_view name) {
+  KVTIER_ASSIGN(const std::string value, FormatField(text, name));
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size()) {
+    return Status(Code::kDataLoss, "FORMAT: bad " + std::string(name));
+  }
+  return number;
+}
+
+Result<StoreUuid> FormatUuid(std::string_view text) {
+  KVTIER_ASSIGN(const std::string value, FormatField(text, "uuid"));
+  StoreUuid uuid;
+  if (value.size() != 2 * uuid.size()) return Status(Code::kDataLoss, "FORMAT: bad uuid");
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    uint8_t byte = 0;
+    const char* digits = value.data() + 2 * i;
+    const auto [end, error] = std::from_chars(digits, digits + 2, byte, 16);
+    if (error != std::errc() || end != digits + 2) return Status(Code::kDataLoss, "FORMAT: bad uuid");
+    uuid[i] = std::byte{byte};
+  }
+  return uuid;
+}
+
+/// Errors: kFailedPrecondition (another version, segment size), kDataLoss.
+Result<StoreUuid> ReadFormat(std::string_view text, uint64_t segment_bytes) {
+  if (!text.starts_with(kFormatTitle)) return Status(Code::kDataLoss, "FORMAT is not a cold store's");
+  KVTIER_ASSIGN(const uint64_t version, FormatNumber(text, "version"));
+  if (version != kColdFormatVersion) {
+    return Status(Code::kFailedPrecondition, "has format version " + std::to_string(version) +
+                                                 ", this program reads version " +
+                                                 std::to_string(kColdFormatVersion));
+  }
+  KVTIER_ASSIGN(const uint64_t crc, FormatNumber(text, "crc32c"));
+  if (crc != TextCrc(text.substr(0, text.rfind("crc32c "))))
+    return Status(Code::kDataLoss, "FORMAT: checksum");
+  KVTIER_ASSIGN(const uint64_t made_with, FormatNumber(text, "segment_bytes"));
+  if (made_with != segment_bytes) {
+    return Status(Code::kFailedPrecondition, "was made with segments of " + std::to_string(made_with) +
+                                                 " bytes, not " + std::to_string(segment_bytes));
+  }
+  return FormatUuid(text);
+}
+
+Result<StoreUuid> MakeFormat(const std::string& path, uint64_t segment_bytes) {
+  StoreUuid uuid;
+  if (::getrandom(uuid.data(), uuid.size(), 0) != static_cast<ssize_t>(uuid.size())) {
+    return StatusFromErrno(errno, "random bytes");
+  }
+  std::string text = std::string(kFormatTitle) + "version " + std::to_string(kColdFormatVersion) +
+                     "\nsegment_bytes " + std::to_string(segment_bytes) + "\nuuid " + ToHex(uuid) + "\n";
+  text += "crc32c " + std::to_string(TextCrc(text)) + "\n";
+  KVTIER_TRY(WriteFileAtomically(path, text));
+  return uuid;
+}
+
+/// A folder without FORMAT must hold nothing but what an interrupted first start leaves.
+Status CheckNoForeignFiles(const std::string& path) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(path));
+  if (std::binary_search(names.begin(), names.end(), kFormatName)) return Status::Ok();
+  constexpr std::string_view kOwn[] = {kLockName, kProbeName, "FORMAT.new", "lost+found"};
+  for (const std::string& name : names) {
+    if (std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn)) continue;
+    return Status(Code::kFailedPrecondition,
+                  "holds files of something else (" + name + "): give it an empty folder");
+  }
+  return Status::Ok();
+}
+
+Status CheckIsFolder(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return StatusFromErrno(errno, "the folder");
+  if (!S_ISDIR(info.st_mode)) return Status(Code::kFailedPrecondition, "is not a folder");
+  return Status::Ok();
+}
+
+Result<UniqueFd> TakeLock(const std::string& path) {
+  const std::string name = path + "/" + std::string(kLockName);
+  UniqueFd lock(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock.valid()) return StatusFromErrno(errno, "open LOCK");
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) {
+    return Status(Code::kFailedPrecondition, "another daemon uses it (LOCK is held)");
+  }
+  return StatusFromErrno(errno, "lock LOCK");
+}
+
+Status MakeSubfolder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return Status::Ok();
+  return StatusFromErrno(errno, "make " + path);
+}
+
+Result<ColdFolder> OpenChecked(const ColdStoreOptions& options, BlockIo& io) {
+  ColdFolder folder;
+  folder.path = options.path;
+  KVTIER_TRY(CheckIsFolder(folder.path));
+  KVTIER_TRY(CheckNoForeignFiles(folder.path));  // before the lock file is made in it
+  KVTIER_ASSIGN(folder.lock, TakeLock(folder.path));
+  KVTIER_ASSIGN(folder.direct_io, ProbeDirectIo(folder.path, options.allow_direct_io, io));
+  const std::string format_path = folder.path + "/" + std::string(kFormatName);
+  const Result<std::string> format = ReadWholeFile(format_path, kMaxFormatFileBytes);
+  if (format.ok()) {
+    KVTIER_ASSIGN(folder.uuid, ReadFormat(*format, options.segment_bytes));
+  } else if (format.status().code() == Code::kNotFound) {
+    KVTIER_ASSIGN(folder.uuid, MakeFormat(format_path, options.segment_bytes));
+  } else {
+    return format.status();
+  }
+  for (const std::string& subfolder : {folder.index(), folder.models(), folder.segments()}) {
+    KVTIER_TRY(MakeSubfolder(subfolder));
+  }
+  KVTIER_TRY(SyncFolder(folder.path));
+  return folder;
+}
+
+constexpr std::byte kProbePattern{0xA7};
+
+/// Writes and reads one block back through `fd`. Errors: kDataLoss when the bytes differ.
+Status TryBlock(int fd, BlockIo& io) {
+  AlignedBuffer buffer;
+  KVTIER_ASSIGN(std::span<std::byte> memory, buffer.Reserve(2 * kColdBlockBytes));
+  const std::span<std::byte> written = memory.first(kColdBlockBytes);
+  const std::span<std::byte> read = memory.subspan(kColdBlockBytes, kColdBlockBytes);
+  std::fill(written.begin(), written.end(), kProbePattern);
+  std::fill(read.begin(), read.end(), std::byte{0});
+  KVTIER_TRY(RunWithTimeout(io, WriteRequest(fd, 0, written)));
+  KVTIER_TRY(RunWithTimeout(io, SyncRequest(fd)));
+  KVTIER_TRY(RunWithTimeout(io, ReadRequest(fd, 0, read)));
+  if (std::equal(written.begin(), written.end(), read.begin())) return Status::Ok();
+  return Status(Code::kDataLoss, "a block read back differs from what was written");
+}
+
+Status TryFile(const std::string& path, int flags, BlockIo& io) {
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | flags, 0600));
+  if (!fd.valid()) return StatusFromErrno(errno, "make a file");
+  if ((::fcntl(fd.get(), F_GETFL) & flags) != flags) {
+    return Status(Code::kUnavailable, "the file system dropped O_DIRECT");
+  }
+  return TryBlock(fd.get(), io);
+}
+
+}  // namespace
+
+Result<ColdFolder> OpenColdFolder(const ColdStoreOptions& options, BlockIo& io) {
+  Result<ColdFolder> folder = OpenChecked(options, io);
+  if (!folder.ok()) return InFolder(folder.status(), options.path);
+  return folder;
+}
+
+Result<bool> ProbeDirectIo(const std::string& folder, bool allow_direct_io, BlockIo& io) {
+  const std::string path = folder + "/" + std::string(kProbeName);
+  Status status(Code::kUnavailable, "not tried");
+  bool direct = false;
+  if (allow_direct_io) {
+    status = TryFile(path, O_DIRECT, io);
+    direct = status.ok();
+  }
+  if (!direct) status = TryFile(path, 0, io);
+  ::unlink(path.c_str());
+  if (!status.ok()) return status.WithContext("self-test");
+  return direct;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tiers/base/block_io.h"
+#include "tiers/base/unique_fd.h"
+#include "tiers/cold_format.h"
+
+namespace kvtier {
+
+/// A cold store's folder, locked and checked.
+struct ColdFolder {
+  std::string path;
+  UniqueFd lock;  ///< held for as long as the store lives; the kernel drops it with the process
+  StoreUuid uuid{};
+  bool direct_io = false;
+
+  std::string index() const { return path + "/index"; }
+  std::string models() const { return path + "/models"; }
+  std::string segments() const { return path + "/segments"; }
+};
+
+/// Takes the lock, makes or checks the FORMAT file and the subfolders, tests that a block can be written and
+/// read back. Errors, each one line that names the folder: kNotFound, kFailedPrecondition (not a folder,
+/// foreign files, held by another daemon, made with another version or segment size), kDataLoss (FORMAT
+/// damaged), kPermissionDenied, kResourceExhausted, kUnavailable.
+Result<ColdFolder> OpenColdFolder(const ColdStoreOptions& options, BlockIo& io);
+
+/// Writes a block to a temporary file and reads it back: with O_DIRECT when allowed, else or when that fails,
+/// buffered. True: O_DIRECT works, and is on the descriptor. Errors: of the buffered try.
+Result<bool> ProbeDirectIo(const std::string& folder, bool allow_direct_io, BlockIo& io);
+
+/// The models of a store: one small file each, written whole and synced, because a scan cannot rebuild them.
+inline constexpr uint32_t kMaxColdModels = 4096;
+inline constexpr uint64_t kMaxModelFieldsBytes = uint64_t{1} << 20;
+Status WriteModelFile(const std::string& folder, const ModelRecord& model);
+/// Damaged files are counted in `dropped` and left alone.
+Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint64_t& dropped);
+
+/// Names in a folder, without "." and "..", sorted.
+Result<std::vector<std::string>> ListFolder(const std::string& path);
+/// Makes renames and new names in a folder durable.
+Status SyncFolder(const std::string& path);
+/// Whole file or none, synced: through `path`.new and a rename.
+Status WriteFileAtomically(const std::string& path, std::string_view bytes);
+/// Errors: kNotFound, kOutOfRange (larger than `limit_bytes`), I/O.
+Result<std::string> ReadWholeFile(const std::string& path, uint64_t limit_bytes);
+
+}  // namespace kvtier

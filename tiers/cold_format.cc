@@ -1,0 +1,179 @@
+#include "tiers/cold_format.h"
+
+#include <cstring>
+
+#include "tiers/crc32c.h"
+
+namespace kvtier {
+
+namespace {
+
+constexpr char kEntryPrefix = 'b';
+constexpr uint8_t kIndexValueVersion = 1;
+constexpr uint16_t kHeaderVersion = 1;
+
+/// Crc over all bytes of a header that ends with its crc.
+template <typename Header>
+uint32_t HeaderCrc(const Header& header) {
+  return Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, crc)));
+}
+
+uint32_t EntryCrc(std::string_view key, const IndexValue& value) {
+  std::array<std::byte, 1 + 32 + 32 + offsetof(IndexValue, crc)> covered;
+  KVTIER_CHECK(key.size() == 1 + 32 + 32);
+  std::memcpy(covered.data(), key.data(), key.size());
+  std::memcpy(covered.data() + key.size(), &value, offsetof(IndexValue, crc));
+  return Crc32c(covered);
+}
+
+Status Corrupt(const RecordExpectation& expected, std::string_view what) {
+  return Status(Code::kDataLoss, "record at " + std::to_string(expected.offset) + " of segment " +
+                                     std::to_string(expected.segment) + ": " + std::string(what));
+}
+
+}  // namespace
+
+SegmentHeader MakeSegmentHeader(const StoreUuid& uuid, uint32_t number, uint64_t sequence,
+                                uint64_t segment_bytes) {
+  SegmentHeader header{};
+  header.magic = kSegmentMagic;
+  header.version = kHeaderVersion;
+  header.number = number;
+  header.sequence = sequence;
+  header.segment_bytes = segment_bytes;
+  header.uuid = uuid;
+  header.crc = HeaderCrc(header);
+  return header;
+}
+
+Status CheckSegmentHeader(const SegmentHeader& header, const StoreUuid& uuid, uint32_t number,
+                          uint64_t segment_bytes) {
+  const std::string name = "segment " + std::to_string(number);
+  if (header.magic != kSegmentMagic || header.crc != HeaderCrc(header)) {
+    return Status(Code::kDataLoss, name + ": no sound header");
+  }
+  if (header.version != kHeaderVersion || header.uuid != uuid || header.number != number ||
+      header.segment_bytes != segment_bytes) {
+    return Status(Code::kFailedPrecondition, name + ": belongs to another store or place");
+  }
+  return Status::Ok();
+}
+
+RecordHeader MakeRecordHeader(const StoreUuid& uuid, const ColdRecord& record, RecordState state) {
+  RecordHeader header{};
+  header.magic = kRecordMagic;
+  header.version = kHeaderVersion;
+  header.state = static_cast<uint8_t>(state);
+  header.codec = static_cast<uint8_t>(record.codec);
+  header.sequence = record.place.epoch;
+  header.offset = record.place.offset;
+  header.record_bytes = record.place.bytes;
+  header.image_bytes = record.image_bytes;
+  header.first_position = record.identity.first_position;
+  header.segment = record.place.container;
+  header.tokens = record.identity.shape.tokens;
+  header.flags = record.meta.is_tail ? kRecordFlagTail : 0;
+  header.floor = static_cast<uint8_t>(record.meta.floor);
+  header.uuid = uuid;
+  header.key = record.identity.key.bytes;
+  header.name_space = record.identity.name_space.bytes;
+  header.parent = record.meta.parent.bytes;
+  header.crc = HeaderCrc(header);
+  return header;
+}
+
+Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& expected) {
+  if (header.magic != kRecordMagic) return Corrupt(expected, "no record here");
+  if (header.crc != HeaderCrc(header)) return Corrupt(expected, "header checksum");
+  if (header.version != kHeaderVersion) {
+    return Status(Code::kUnimplemented, "record version " + std::to_string(header.version));
+  }
+  if (header.uuid != expected.uuid || header.segment != expected.segment ||
+      header.offset != expected.offset) {
+    return Corrupt(expected, "written for another place");
+  }
+  if (header.sequence != expected.sequence) return Corrupt(expected, "of an earlier use of the segment");
+  const uint64_t room_bytes = expected.limit_bytes - expected.offset;
+  if (header.record_bytes > room_bytes || header.record_bytes % kColdBlockBytes != 0 ||
+      header.record_bytes < kColdRecordHeaderBytes ||
+      header.image_bytes > header.record_bytes - kColdRecordHeaderBytes) {
+    return Corrupt(expected, "sizes");
+  }
+  if (header.state != static_cast<uint8_t>(RecordState::kLive) &&
+      header.state != static_cast<uint8_t>(RecordState::kDead)) {
+    return Corrupt(expected, "state");
+  }
+  return Status::Ok();
+}
+
+std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key) {
+  std::string encoded(1, kEntryPrefix);
+  encoded += name_space.AsStringView();
+  encoded += key.AsStringView();
+  return encoded;
+}
+
+std::string EncodeIndexValue(const ColdRecord& record) {
+  const BlockShape& shape = record.identity.shape;
+  IndexValue value{};
+  value.version = kIndexValueVersion;
+  value.codec = static_cast<uint8_t>(record.codec);
+  value.floor = static_cast<uint8_t>(record.meta.floor);
+  value.flags = record.meta.is_tail ? kRecordFlagTail : 0;
+  value.segment = record.place.container;
+  value.offset = record.place.offset;
+  value.record_bytes = record.place.bytes;
+  value.sequence = record.place.epoch;
+  value.image_bytes = record.image_bytes;
+  value.first_position = record.identity.first_position;
+  value.layers = shape.layers;
+  value.kv_heads = shape.kv_heads;
+  value.k_dim = shape.k_dim;
+  value.v_dim = shape.v_dim;
+  value.tokens = shape.tokens;
+  value.dtype = static_cast<uint8_t>(shape.dtype);
+  value.nraw = shape.nraw;
+  value.nb = shape.nb;
+  value.k_error = record.k_error;
+  value.v_error = record.v_error;
+  value.parent = record.meta.parent.bytes;
+  value.crc = EntryCrc(EncodeIndexKey(record.identity.name_space, record.identity.key), value);
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+Result<ColdRecord> DecodeIndexEntry(std::string_view key, std::string_view encoded) {
+  IndexValue value;
+  if (key.size() != 1 + 32 + 32 || key[0] != kEntryPrefix || encoded.size() != sizeof(value)) {
+    return Status(Code::kDataLoss, "index entry: size");
+  }
+  std::memcpy(&value, encoded.data(), sizeof(value));
+  if (value.version != kIndexValueVersion) return Status(Code::kDataLoss, "index entry: version");
+  if (value.crc != EntryCrc(key, value)) return Status(Code::kDataLoss, "index entry: checksum");
+
+  ColdRecord record;
+  std::memcpy(record.identity.name_space.bytes.data(), key.data() + 1, 32);
+  std::memcpy(record.identity.key.bytes.data(), key.data() + 33, 32);
+  record.identity.first_position = value.first_position;
+  record.identity.shape = {.layers = value.layers,
+                           .kv_heads = value.kv_heads,
+                           .k_dim = value.k_dim,
+                           .v_dim = value.v_dim,
+                           .tokens = value.tokens,
+                           .dtype = static_cast<DType>(value.dtype),
+                           .nraw = value.nraw,
+                           .nb = value.nb};
+  record.meta.parent.bytes = value.parent;
+  record.meta.floor = static_cast<Precision>(value.floor);
+  record.meta.is_tail = (value.flags & kRecordFlagTail) != 0;
+  record.place.container = value.segment;
+  record.place.offset = value.offset;
+  record.place.bytes = value.record_bytes;
+  record.place.epoch = value.sequence;
+  record.codec = static_cast<CodecId>(value.codec);
+  record.image_bytes = value.image_bytes;
+  record.k_error = value.k_error;
+  record.v_error = value.v_error;
+  return record;
+}
+
+}  // namespace kvtier

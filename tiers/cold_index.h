@@ -1,0 +1,56 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tiers/cold_store.h"
+
+namespace rocksdb {
+class DB;
+class WriteBatch;
+}  // namespace rocksdb
+
+namespace kvtier {
+
+/// Where each block of a cold store is: RocksDB behind kvtier's types, small in memory, unsynced but for its
+/// clean mark. Owns: the database in its folder. Threads: single-owner. Errors: kDataLoss (damaged: move it
+/// aside and scan), kResourceExhausted (disk full), kUnavailable (I/O). After a failed write the next one
+/// tries to bring the database back.
+class ColdIndex {
+ public:
+  struct Options {
+    std::string folder;
+    uint64_t reserve_bytes = 0;  ///< disk space that it should keep to; sizes its buffers
+  };
+  /// Creates the database where there is none, and takes the clean mark off it (synced).
+  static Result<std::unique_ptr<ColdIndex>> Open(const Options& options);
+  ~ColdIndex();
+
+  /// Whether the last user ended by MarkClean: then the index covers every committed record.
+  bool was_clean() const { return was_clean_; }
+
+  /// Calls `visit` for every sound entry. Returns how many did not check out; those are deleted.
+  Result<uint64_t> Load(const std::function<void(ColdRecord&&)>& visit);
+  /// One batch; all or nothing.
+  Status Put(std::span<const ColdRecord> records);
+  /// Deletes the entries that still point at the records' places.
+  Status Erase(std::span<const ColdRecord> records);
+  /// Deletes every entry that points into `segment`.
+  Status EraseSegment(uint32_t segment);
+  /// Syncs everything and leaves the mark. Refused after a write that failed.
+  Status MarkClean();
+
+ private:
+  explicit ColdIndex(std::unique_ptr<rocksdb::DB> db);
+  Status Write(rocksdb::WriteBatch& batch, std::string_view what);
+  Status TakeCleanMark();
+
+  std::unique_ptr<rocksdb::DB> db_;
+  bool was_clean_ = false;
+  bool write_failed_ = false;  ///< since Open
+  bool needs_resume_ = false;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <cstring>
+
+#include "tiers/cold_folder.h"
+#include "tiers/crc32c.h"
+
+namespace kvtier {
+
+namespace {
+
+constexpr uint32_t kModelMagic = 0x314C4D4B;  // "KML1"
+
+/// First bytes of a model file; the fields follow, up to the end of the file.
+struct ModelFileHeader {
+  uint32_t magic;
+  uint32_t crc;  ///< over everything after it
+  std::array<std::byte, 32> name_space;
+};
+static_assert(sizeof(ModelFileHeader) == 40);
+constexpr size_t kCrcFrom = offsetof(ModelFileHeader, name_space);
+constexpr std::string_view kModelSuffix = ".model";
+
+uint32_t FileCrc(std::string_view bytes) {
+  return Crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())).subspan(kCrcFrom));
+}
+
+std::string EncodeModel(const ModelRecord& model) {
+  ModelFileHeader header{.magic = kModelMagic, .crc = 0, .name_space = model.name_space.bytes};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes += model.fields;
+  header.crc = FileCrc(bytes);
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  return bytes;
+}
+
+Result<ModelRecord> DecodeModel(std::string_view bytes) {
+  ModelFileHeader header;
+  if (bytes.size() < sizeof(header)) return Status(Code::kDataLoss, "model file: too short");
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.magic != kModelMagic || header.crc != FileCrc(bytes)) {
+    return Status(Code::kDataLoss, "model file: checksum");
+  }
+  return ModelRecord{.name_space = {header.name_space}, .fields = std::string(bytes.substr(sizeof(header)))};
+}
+
+}  // namespace
+
+Status WriteModelFile(const std::string& folder, const ModelRecord& model) {
+  if (model.fields.size() > kMaxModelFieldsBytes) {
+    return Status(Code::kInvalidArgument,
+                  "model fields of " + std::to_string(model.fields.size()) + " bytes");
+  }
+  const std::string path = folder + "/" + model.name_space.ToHex() + std::string(kModelSuffix);
+  const std::string bytes = EncodeModel(model);
+  const Result<std::string> present = ReadWholeFile(path, bytes.size());
+  if (present.ok() && *present == bytes) return Status::Ok();
+  if (!present.ok() && present.status().code() == Code::kNotFound) {
+    KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+    if (names.size() >= kMaxColdModels) {
+      return Status(Code::kResourceExhausted,
+                    folder + " holds " + std::to_string(kMaxColdModels) + " models");
+    }
+  }
+  return WriteFileAtomically(path, bytes);
+}
+
+Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint64_t& dropped) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+  std::vector<ModelRecord> models;
+  for (const std::string& name : names) {
+    if (!name.ends_with(kModelSuffix)) continue;
+    const Result<std::string> bytes =
+        ReadWholeFile(folder + "/" + name, sizeof(ModelFileHeader) + kMaxModelFieldsBytes);
+    Result<ModelRecord> model = bytes.ok() ? DecodeModel(*bytes) : Result<ModelRecord>(bytes.status());
+    if (model.ok() && name == model->name_space.ToHex() + std::string(kModelSuffix)) {
+      models.push_back(std::move(model).value());
+    } else {
+      ++dropped;
+    }
+  }
+  return models;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include "tiers/cold_index.h"
+#include "tiers/cold_segments.h"
+
+namespace kvtier {
+
+/// Opens the index; one that does not open or is damaged is moved aside as `folder`.broken-N (the newest few
+/// are kept) and a new one is made, which the scan then fills. Errors: kResourceExhausted, kUnavailable (also
+/// a new one does not open).
+Result<std::unique_ptr<ColdIndex>> OpenOrRebuildIndex(const ColdIndex::Options& options);
+/// Moves the index's folder aside. The index must be closed.
+Status MoveIndexAside(const std::string& folder);
+
+/// Brings segments and index together at start: drops entries whose record cannot be there, finds committed
+/// or finished records that the index does not know, and adds them to it. `index` is replaced when reading it
+/// shows damage. Fills everything of ColdRecovery but the models.
+Result<ColdRecovery> RecoverRecords(ColdSegments& segments, std::unique_ptr<ColdIndex>& index,
+                                    const ColdIndex::Options& index_options, BlockIo& io);
+
+}  // namespace kvtier

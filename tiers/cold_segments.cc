@@ -1,0 +1,252 @@
+#include "tiers/cold_segments.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "tiers/base/aligned_buffer.h"
+#include "tiers/cold_folder.h"
+#include "tiers/cold_io.h"
+
+namespace kvtier {
+
+namespace {
+
+constexpr std::string_view kSuffix = ".seg";
+constexpr std::string_view kNewSuffix = ".seg.new";
+constexpr std::string_view kForeignSuffix = ".foreign";
+constexpr size_t kNumberDigits = 8;
+
+std::string NumberText(uint32_t number) {
+  char text[16];
+  std::snprintf(text, sizeof(text), "%08u", number);
+  return text;
+}
+
+/// The number in "NNNNNNNN.seg". Errors: kNotFound for any other name.
+Result<uint32_t> ParseName(std::string_view name) {
+  if (name.size() == kNumberDigits + kSuffix.size() && name.ends_with(kSuffix)) {
+    uint32_t number = 0;
+    const std::string_view digits = name.substr(0, kNumberDigits);
+    if (std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+      for (char digit : digits) number = number * 10 + static_cast<uint32_t>(digit - '0');
+      if (number < kColdMaxSegments) return number;
+    }
+  }
+  return Status(Code::kNotFound, "not a segment's name");
+}
+
+/// Reserves the blocks where the file system can, else only sets the size.
+Status Allocate(int fd, uint64_t bytes, const std::string& path) {
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return Status::Ok();
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return StatusFromErrno(errno, "allocate " + path);
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0) return Status::Ok();
+  return StatusFromErrno(errno, "size " + path);
+}
+
+}  // namespace
+
+ColdSegments::ColdSegments(Options options)
+    : options_(std::move(options)), segments_(options_.segment_limit) {}
+
+std::string ColdSegments::PathOf(uint32_t number) const {
+  return options_.folder + "/" + NumberText(number) + std::string(kSuffix);
+}
+
+Result<ColdSegments::FilePtr> ColdSegments::OpenFile(const std::string& path, int extra_flags) const {
+  const int direct = options_.direct_io ? O_DIRECT : 0;
+  auto file = std::make_shared<File>();
+  file->fd = UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC | direct | extra_flags, 0600));
+  if (!file->fd.valid()) return StatusFromErrno(errno, "open " + path);
+  return FilePtr(std::move(file));
+}
+
+Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(options_.folder));
+  std::vector<Found> all;
+  for (const std::string& name : names) {
+    const std::string path = options_.folder + "/" + name;
+    if (name.ends_with(kNewSuffix) && ::unlink(path.c_str()) != 0) {
+      return StatusFromErrno(errno, "remove half-made " + path);
+    }
+    const Result<uint32_t> number = ParseName(name);
+    if (!number.ok()) continue;
+    Result<Found> found = Inspect(*number, io);
+    if (found.status().code() == Code::kFailedPrecondition) {
+      if (::rename(path.c_str(), (path + std::string(kForeignSuffix)).c_str()) != 0) {
+        return StatusFromErrno(errno, "move foreign " + path + " aside");
+      }
+      continue;
+    }
+    if (!found.ok()) return found.status();
+    all.push_back(*found);
+  }
+  std::lock_guard lock(mutex_);
+  for (const Found& found : all) {
+    if (found.number >= segments_.size()) segments_.resize(found.number + 1);
+    segments_[found.number].state = State::kPresent;
+    segments_[found.number].sequence = found.sequence;
+  }
+  present_ = static_cast<uint32_t>(all.size());
+  return all;
+}
+
+Result<ColdSegments::Found> ColdSegments::Inspect(uint32_t number, BlockIo& io) const {
+  KVTIER_ASSIGN(FilePtr file, OpenFile(PathOf(number), 0));
+  struct stat info {};
+  if (::fstat(file->fd.get(), &info) != 0) return StatusFromErrno(errno, "stat " + PathOf(number));
+  Found found{.number = number, .file_bytes = static_cast<uint64_t>(info.st_size)};
+  if (!S_ISREG(info.st_mode) || found.file_bytes < kColdSegmentHeaderBytes) return found;
+
+  AlignedBuffer buffer;
+  KVTIER_ASSIGN(std::span<std::byte> block, buffer.Reserve(kColdBlockBytes));
+  const std::span<std::byte> memory = block.first(kColdBlockBytes);
+  if (!RunWithTimeout(io, ReadRequest(file->fd.get(), 0, memory)).ok()) return found;
+
+  SegmentHeader header;
+  std::memcpy(&header, block.data(), sizeof(header));
+  const Status sound = CheckSegmentHeader(header, options_.uuid, number, options_.segment_bytes);
+  if (sound.code() == Code::kFailedPrecondition) return sound;
+  if (sound.ok()) found.sequence = header.sequence;
+  return found;
+}
+
+Status ColdSegments::WriteHeader(const File& file, uint32_t number, uint64_t sequence, BlockIo& io) const {
+  AlignedBuffer buffer;
+  KVTIER_ASSIGN(std::span<std::byte> block, buffer.Reserve(kColdBlockBytes));
+  const SegmentHeader header = MakeSegmentHeader(options_.uuid, number, sequence, options_.segment_bytes);
+  std::memcpy(block.data(), &header, sizeof(header));
+  KVTIER_TRY(RunWithTimeout(io, WriteRequest(file.fd.get(), 0, block.first(kColdBlockBytes))));
+  return RunWithTimeout(io, SyncRequest(file.fd.get()));
+}
+
+Status ColdSegments::RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io) {
+  return Recycle(number, sequence, io);
+}
+
+Result<ColdSegments::FilePtr> ColdSegments::Open(uint32_t number, uint64_t sequence) {
+  {
+    std::lock_guard lock(mutex_);
+    if (number >= segments_.size() || segments_[number].state != State::kPresent) {
+      return Status(Code::kDataLoss, "segment " + std::to_string(number) + " is not there");
+    }
+    if (segments_[number].sequence != sequence) {
+      return Status(Code::kStale, "segment " + std::to_string(number) + " was recycled");
+    }
+  }
+  return OpenPresent(number);
+}
+
+Result<ColdSegments::FilePtr> ColdSegments::OpenPresent(uint32_t number) {
+  {
+    std::lock_guard lock(mutex_);
+    Segment& segment = segments_[number];
+    segment.last_use = ++use_clock_;
+    if (segment.file != nullptr) return segment.file;
+  }
+  // Two workers may open the same file at once; both descriptors work and one is kept.
+  KVTIER_ASSIGN(FilePtr file, OpenFile(PathOf(number), 0));
+  std::lock_guard lock(mutex_);
+  KeepOpen(segments_[number], file);
+  return file;
+}
+
+void ColdSegments::KeepOpen(Segment& segment, FilePtr file) {
+  if (segment.file != nullptr) return;
+  segment.file = std::move(file);
+  segment.last_use = ++use_clock_;
+  if (++open_ <= kMaxOpenFiles) return;
+  Segment* oldest = nullptr;
+  for (Segment& other : segments_) {
+    if (other.file != nullptr && (oldest == nullptr || other.last_use < oldest->last_use)) oldest = &other;
+  }
+  oldest->file.reset();  // who is using it still holds it
+  --open_;
+}
+
+Result<ColdSegments::FilePtr> ColdSegments::OpenOrCreate(uint32_t number, uint64_t sequence, BlockIo& io) {
+  {
+    std::unique_lock lock(mutex_);
+    if (number >= segments_.size()) {
+      return Status(Code::kResourceExhausted, "segment " + std::to_string(number) +
+                                                  " is above the limit of " +
+                                                  std::to_string(options_.segment_limit));
+    }
+    Segment& segment = segments_[number];
+    const TimePoint deadline = SteadyClock{}.Now() + kColdIoTimeout;
+    if (!created_.wait_until(lock, deadline, [&] { return segment.state != State::kCreating; })) {
+      return Status(Code::kDeadlineExceeded, "segment " + std::to_string(number) + " is still being made");
+    }
+    if (segment.state == State::kPresent) {
+      lock.unlock();
+      return Open(number, sequence);
+    }
+    if (present_ >= options_.segment_limit) {
+      return Status(Code::kResourceExhausted,
+                    "all " + std::to_string(options_.segment_limit) + " segments are in use");
+    }
+    segment.state = State::kCreating;
+    ++present_;
+  }
+  Result<FilePtr> file = CreateFile(number, sequence, io);
+  {
+    std::lock_guard lock(mutex_);
+    Segment& segment = segments_[number];
+    segment.state = file.ok() ? State::kPresent : State::kAbsent;
+    if (file.ok()) {
+      segment.sequence = sequence;
+      KeepOpen(segment, *file);
+    } else {
+      --present_;
+    }
+  }
+  created_.notify_all();
+  return file;
+}
+
+Result<ColdSegments::FilePtr> ColdSegments::CreateFile(uint32_t number, uint64_t sequence,
+                                                       BlockIo& io) const {
+  const std::string path = PathOf(number);
+  const std::string new_path = options_.folder + "/" + NumberText(number) + std::string(kNewSuffix);
+  const auto make = [&]() -> Result<FilePtr> {
+    KVTIER_ASSIGN(FilePtr file, OpenFile(new_path, O_CREAT | O_TRUNC));
+    KVTIER_TRY(Allocate(file->fd.get(), options_.segment_bytes, new_path));
+    KVTIER_TRY(WriteHeader(*file, number, sequence, io));
+    // The name appears only now, so that a crash leaves a whole segment or none.
+    if (::rename(new_path.c_str(), path.c_str()) != 0) return StatusFromErrno(errno, "name " + path);
+    KVTIER_TRY(SyncFolder(options_.folder));
+    return file;
+  };
+  Result<FilePtr> file = make();
+  if (!file.ok()) {
+    ::unlink(new_path.c_str());
+    ::unlink(path.c_str());
+  }
+  return file;
+}
+
+Status ColdSegments::Recycle(uint32_t number, uint64_t new_sequence, BlockIo& io) {
+  {
+    std::lock_guard lock(mutex_);
+    if (number >= segments_.size() || segments_[number].state != State::kPresent) {
+      return Status(Code::kNotFound, "segment " + std::to_string(number) + " is not there");
+    }
+    segments_[number].sequence = new_sequence;
+  }
+  KVTIER_ASSIGN(FilePtr file, OpenPresent(number));
+  // A truncated file gets its size, and its space, back.
+  KVTIER_TRY(Allocate(file->fd.get(), options_.segment_bytes, PathOf(number)));
+  return WriteHeader(*file, number, new_sequence, io);
+}
+
+uint32_t ColdSegments::count() const {
+  std::lock_guard lock(mutex_);
+  return present_;
+}
+
+}  // namespace kvtier

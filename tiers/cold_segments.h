@@ -1,0 +1,88 @@
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tiers/base/block_io.h"
+#include "tiers/base/unique_fd.h"
+#include "tiers/cold_format.h"
+
+namespace kvtier {
+
+/// The segment files of a cold store: made on first use, opened on demand, a bounded number open at once.
+/// Owns: the files' descriptors.
+/// Threads: any, each with its own BlockIo; Load first, alone. The mutex guards the table and is never held
+/// across I/O.
+class ColdSegments {
+ public:
+  struct Options {
+    std::string folder;
+    StoreUuid uuid{};
+    uint64_t segment_bytes = 0;
+    uint32_t segment_limit = 0;  ///< files that may be made; existing ones above it are still read
+    bool direct_io = false;
+  };
+  /// An open segment file. Holding it keeps the descriptor open.
+  struct File {
+    UniqueFd fd;
+  };
+  using FilePtr = std::shared_ptr<const File>;
+
+  struct Found {
+    uint32_t number = 0;
+    uint64_t sequence = 0;    ///< 0: the header is damaged
+    uint64_t file_bytes = 0;  ///< may be less than segment_bytes: truncated
+  };
+
+  static constexpr uint32_t kMaxOpenFiles = 128;
+
+  explicit ColdSegments(Options options);
+
+  /// Lists the folder and reads every header. Half-made files are removed; a sound header of another store
+  /// gets its file renamed to NAME.foreign. Errors: kUnavailable, kPermissionDenied.
+  Result<std::vector<Found>> Load(BlockIo& io);
+  /// Writes a new header over a damaged one.
+  Status RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io);
+
+  /// The file, if the segment is in its use `sequence`. Errors: kStale when it is in another, kDataLoss when
+  /// there is no such segment.
+  Result<FilePtr> Open(uint32_t number, uint64_t sequence);
+  /// The same, made first where there is none. Errors also: kResourceExhausted (limit, disk full).
+  Result<FilePtr> OpenOrCreate(uint32_t number, uint64_t sequence, BlockIo& io);
+  /// Starts a new use: every record that stands in the segment is dead from here on. Synced.
+  Status Recycle(uint32_t number, uint64_t new_sequence, BlockIo& io);
+
+  uint32_t count() const;
+  const Options& options() const { return options_; }
+
+ private:
+  enum class State : uint8_t { kAbsent, kCreating, kPresent };
+  struct Segment {
+    State state = State::kAbsent;
+    uint64_t sequence = 0;
+    uint64_t last_use = 0;
+    FilePtr file;  ///< null: not open
+  };
+
+  std::string PathOf(uint32_t number) const;
+  Result<FilePtr> OpenFile(const std::string& path, int extra_flags) const;
+  Result<FilePtr> OpenPresent(uint32_t number);
+  Result<FilePtr> CreateFile(uint32_t number, uint64_t sequence, BlockIo& io) const;
+  Result<Found> Inspect(uint32_t number, BlockIo& io) const;
+  Status WriteHeader(const File& file, uint32_t number, uint64_t sequence, BlockIo& io) const;
+  void KeepOpen(Segment& segment, FilePtr file);
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::condition_variable created_;
+  std::vector<Segment> segments_;  ///< by number
+  uint32_t present_ = 0;
+  uint32_t open_ = 0;
+  uint64_t use_clock_ = 0;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,182 @@
+#include "tiers/cold_store.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tiers/cold_folder.h"
+#include "tiers/cold_io.h"
+#include "tiers/cold_records.h"
+#include "tiers/cold_recovery.h"
+
+namespace kvtier {
+
+namespace {
+
+/// ColdStore over a folder of files.
+class FileColdStore final : public ColdStore {
+ public:
+  FileColdStore(const ColdStoreOptions& options, ColdFolder folder, std::unique_ptr<ColdIndex> index,
+                std::unique_ptr<BlockIo> start_io)
+      : options_(options),
+        folder_(std::move(folder)),
+        index_options_(IndexOptions(options, folder_)),
+        start_io_(std::move(start_io)),
+        index_(std::move(index)),
+        segments_({.folder = folder_.segments(),
+                   .uuid = folder_.uuid,
+                   .segment_bytes = options.segment_bytes,
+                   .segment_limit = ColdSegmentLimit(options.capacity_bytes, options.segment_bytes),
+                   .direct_io = folder_.direct_io}) {}
+
+  ~FileColdStore() override {
+    // Without Recover the index may still be behind the segments.
+    if (recovered_) index_->MarkClean().IgnoreBecause("without the mark the next start scans");
+  }
+
+  static ColdIndex::Options IndexOptions(const ColdStoreOptions& options, const ColdFolder& folder) {
+    return {.folder = folder.index(), .reserve_bytes = ColdIndexReserveBytes(options.capacity_bytes)};
+  }
+
+  Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) override;
+  Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) override;
+  Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built, uint64_t image_bytes,
+                     const RecordMeta& meta) override;
+
+  Result<ColdRecovery> Recover() override;
+  Status PutModel(const ModelRecord& model) override { return WriteModelFile(folder_.models(), model); }
+  Status Commit(std::span<const ColdCommit> items, BlockIo& io) override;
+  Status Erase(std::span<const ColdCommit> items, BlockIo& io) override;
+  Status RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) override;
+  bool direct_io() const override { return folder_.direct_io; }
+  uint64_t allocated_bytes() const override {
+    return segments_.count() * options_.segment_bytes + ColdIndexReserveBytes(options_.capacity_bytes);
+  }
+
+ private:
+  void CheckPlace(const Place& place) const {
+    KVTIER_CHECK(place.offset >= kColdSegmentHeaderBytes && place.offset % kColdBlockBytes == 0);
+    KVTIER_CHECK(place.bytes >= kColdBlockBytes && place.bytes % kColdBlockBytes == 0);
+    KVTIER_CHECK(place.bytes <= options_.segment_bytes &&
+                 place.offset <= options_.segment_bytes - place.bytes);
+  }
+
+  const ColdStoreOptions options_;
+  const ColdFolder folder_;
+  const ColdIndex::Options index_options_;
+  const std::unique_ptr<BlockIo> start_io_;  ///< for Recover, on the thread that made the store
+  std::unique_ptr<ColdIndex> index_;
+  ColdSegments segments_;
+  bool recovered_ = false;
+};
+
+Result<std::span<const std::byte>> FileColdStore::Read(const Place& place, BlockIo& io,
+                                                       AlignedBuffer& bounce) {
+  CheckPlace(place);
+  KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.Open(place.container, place.epoch));
+  KVTIER_ASSIGN(std::span<std::byte> memory, bounce.Reserve(place.bytes));
+  memory = memory.first(place.bytes);
+  KVTIER_TRY(RunWithTimeout(io, ReadRequest(file->fd.get(), place.offset, memory)));
+
+  RecordHeader header;
+  std::memcpy(&header, memory.data(), sizeof(header));
+  KVTIER_TRY(CheckRecordHeader(header, {.uuid = folder_.uuid,
+                                        .segment = place.container,
+                                        .sequence = place.epoch,
+                                        .offset = place.offset,
+                                        .limit_bytes = place.offset + place.bytes}));
+  if (header.state != static_cast<uint8_t>(RecordState::kLive)) {
+    return Status(Code::kDataLoss, "the record was marked dead");
+  }
+  return std::span<const std::byte>(memory.subspan(kColdRecordHeaderBytes, header.image_bytes));
+}
+
+Result<std::span<std::byte>> FileColdStore::BeginWrite(const Place& place, AlignedBuffer& bounce) {
+  CheckPlace(place);
+  KVTIER_ASSIGN(std::span<std::byte> memory, bounce.Reserve(place.bytes));
+  return memory.subspan(kColdRecordHeaderBytes, place.bytes - kColdRecordHeaderBytes);
+}
+
+Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built,
+                                  uint64_t image_bytes, const RecordMeta& meta) {
+  CheckPlace(place);
+  KVTIER_CHECK(built.size() >= image_bytes && image_bytes >= kImageHeaderBytes);
+  const uint64_t write_bytes = ColdRecordBytes(image_bytes);
+  KVTIER_CHECK(write_bytes <= place.bytes);
+
+  // BeginWrite left room for the record header in front of the image, and for place.bytes in all: one aligned
+  // write.
+  const std::span<std::byte> memory(built.data() - kColdRecordHeaderBytes, write_bytes);
+  KVTIER_CHECK(reinterpret_cast<uintptr_t>(memory.data()) % kColdBlockBytes == 0);
+  ImageHeader image;
+  std::memcpy(&image, built.data(), sizeof(image));
+  ColdRecord record;
+  record.meta = meta;
+  record.place = place;
+  record.image_bytes = image_bytes;
+  record.identity.key.bytes = image.key;
+  record.identity.name_space.bytes = image.name_space;
+  record.identity.first_position = image.first_position;
+  record.identity.shape.tokens = image.tokens;
+  record.codec = static_cast<CodecId>(image.codec);
+  const RecordHeader header = MakeRecordHeader(folder_.uuid, record, RecordState::kLive);
+  std::memcpy(memory.data(), &header, sizeof(header));
+  const std::span<std::byte> padding = memory.subspan(kColdRecordHeaderBytes + image_bytes);
+  std::fill(padding.begin(), padding.end(), std::byte{0});
+
+  KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.OpenOrCreate(place.container, place.epoch, io));
+  return RunWithTimeout(io, WriteRequest(file->fd.get(), place.offset, memory));
+}
+
+Result<ColdRecovery> FileColdStore::Recover() {
+  KVTIER_CHECK(!recovered_);
+  KVTIER_ASSIGN(ColdRecovery recovery, RecoverRecords(segments_, index_, index_options_, *start_io_));
+  KVTIER_ASSIGN(recovery.models, ReadModelFiles(folder_.models(), recovery.dropped_records));
+  for (RecoveredBlock& block : recovery.blocks) block.place.tier = options_.tier;
+  recovered_ = true;
+  return recovery;
+}
+
+Status FileColdStore::Commit(std::span<const ColdCommit> items, BlockIo& io) {
+  KVTIER_TRY(SyncSegmentsOf(items, segments_, io));
+  return index_->Put(items);
+}
+
+Status FileColdStore::Erase(std::span<const ColdCommit> items, BlockIo& io) {
+  const Status marked = MarkDead(items, segments_, io);
+  const Status erased = index_->Erase(items);
+  return marked.ok() ? erased : marked;
+}
+
+Status FileColdStore::RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) {
+  KVTIER_TRY(index_->EraseSegment(segment));
+  return segments_.Recycle(segment, new_sequence, io);
+}
+
+Status CheckOptions(const ColdStoreOptions& options) {
+  if (options.path.empty()) return Status(Code::kInvalidArgument, "cold store: no path");
+  if (options.segment_bytes % kColdBlockBytes != 0 || options.segment_bytes < 2 * kColdBlockBytes) {
+    return Status(Code::kInvalidArgument, "cold store " + options.path + ": segment_bytes " +
+                                              std::to_string(options.segment_bytes) +
+                                              " is not a multiple of 4096 above 4096");
+  }
+  if (ColdSegmentLimit(options.capacity_bytes, options.segment_bytes) == 0) {
+    return Status(Code::kInvalidArgument,
+                  "cold store " + options.path + ": a capacity of " + std::to_string(options.capacity_bytes) +
+                      " bytes has no room for one segment of " + std::to_string(options.segment_bytes));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ColdStore>> ColdStore::Make(ColdStoreOptions options) {
+  KVTIER_TRY(CheckOptions(options));
+  KVTIER_ASSIGN(std::unique_ptr<BlockIo> io, MakeBlockIo(BlockIoKind::kSync));
+  KVTIER_ASSIGN(ColdFolder folder, OpenColdFolder(options, *io));
+  Result<std::unique_ptr<ColdIndex>> index = OpenOrRebuildIndex(FileColdStore::IndexOptions(options, folder));
+  if (!index.ok()) return index.status().WithContext("cold store " + options.path);
+  return std::unique_ptr<ColdStore>(
+      std::make_unique<FileColdStore>(options, std::move(folder), std::move(index).value(), std::move(io)));
+}
+
+}  // namespace kvtier

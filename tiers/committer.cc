@@ -1,0 +1,167 @@
+#include "tiers/committer.h"
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+#include <tuple>
+
+namespace kvtier {
+
+namespace {
+
+/// How long it waits for a job before it shows that it is alive.
+constexpr Duration kPopSlice = std::chrono::milliseconds(100);
+/// Between two tries to hand a completion to a full queue.
+constexpr Duration kFullQueuePause = std::chrono::milliseconds(1);
+
+TimePoint Now() {
+  return SteadyClock{}.Now();
+}
+
+auto SegmentOf(const ColdJob& job) {
+  const CommitJob& commit = std::get<CommitJob>(job.work);
+  return std::make_tuple(commit.tier, commit.item.place.container, commit.item.place.epoch);
+}
+
+}  // namespace
+
+Committer::Committer(CommitterOptions options, std::vector<CommitterStore> stores,
+                     BoundedQueue<ColdJob>& jobs, BoundedQueue<Completion>& completions, Metrics& metrics)
+    : options_(std::move(options)),
+      stores_(std::move(stores)),
+      jobs_(jobs),
+      completions_(completions),
+      metrics_(metrics) {}
+
+Committer::~Committer() {
+  Stop();
+}
+
+Status Committer::Start() {
+  KVTIER_CHECK(!thread_.joinable());
+  stopping_ = false;
+  last_progress_ = Now();
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kResourceExhausted, std::string("no thread for the committer: ") + error.what());
+  }
+  return Status::Ok();
+}
+
+void Committer::Stop() {
+  stopping_ = true;
+  jobs_.Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Committer::Run() {
+  std::optional<ColdJob> next;
+  while (true) {
+    if (!next.has_value()) next = jobs_.PopUntil(Now() + kPopSlice);
+    last_progress_ = Now();
+    if (!next.has_value()) {
+      if (stopping_) break;
+      continue;
+    }
+    ColdJob job = *std::exchange(next, std::nullopt);
+    if (std::holds_alternative<CommitJob>(job.work)) {
+      CommitAll(Gather(std::move(job), next));
+    } else {
+      ExecuteOne(job);
+    }
+  }
+  io_.reset();
+}
+
+/// More commits after `first`, as long as nothing else comes: jobs are done in the order given.
+std::vector<ColdJob> Committer::Gather(ColdJob first, std::optional<ColdJob>& next) {
+  std::vector<ColdJob> batch;
+  batch.push_back(std::move(first));
+  const TimePoint until = Now() + kCommitGatherTime;
+  while (batch.size() < kMaxCommitBatch && Now() < until && !stopping_) {
+    std::optional<ColdJob> job = jobs_.PopUntil(until);
+    if (!job.has_value()) continue;
+    if (!std::holds_alternative<CommitJob>(job->work)) {
+      next = std::move(job);
+      break;
+    }
+    batch.push_back(*std::move(job));
+  }
+  return batch;
+}
+
+/// Segment by segment: one sync and one index batch each.
+void Committer::CommitAll(std::vector<ColdJob> batch) {
+  std::stable_sort(batch.begin(), batch.end(),
+                   [](const ColdJob& a, const ColdJob& b) { return SegmentOf(a) < SegmentOf(b); });
+  for (auto begin = batch.begin(); begin != batch.end();) {
+    const auto end = std::find_if(begin, batch.end(),
+                                  [&](const ColdJob& job) { return SegmentOf(job) != SegmentOf(*begin); });
+    const Status status = Supervised([&](BlockIo& io) -> Status {
+      KVTIER_ASSIGN(ColdStore * store, Find(std::get<CommitJob>(begin->work).tier));
+      std::vector<ColdCommit> items;
+      for (auto job = begin; job != end; ++job) items.push_back(std::get<CommitJob>(job->work).item);
+      return store->Commit(items, io);
+    });
+    for (; begin != end; ++begin) Complete(begin->id, status);
+  }
+}
+
+void Committer::ExecuteOne(const ColdJob& job) {
+  Complete(job.id, Supervised([&](BlockIo& io) { return Perform(job, io); }));
+}
+
+Status Committer::Perform(const ColdJob& job, BlockIo& io) {
+  if (const auto* erase = std::get_if<EraseJob>(&job.work)) {
+    KVTIER_ASSIGN(ColdStore * store, Find(erase->tier));
+    return store->Erase(erase->items, io);
+  }
+  if (const auto* recycle = std::get_if<RecycleJob>(&job.work)) {
+    KVTIER_ASSIGN(ColdStore * store, Find(recycle->tier));
+    return store->RecycleSegment(recycle->segment, recycle->new_sequence, io);
+  }
+  Status first;
+  for (const CommitterStore& store : stores_) {
+    const Status status = store.store->PutModel(std::get<PutModelJob>(job.work).model);
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+Status Committer::Supervised(const std::function<Status(BlockIo&)>& work) {
+  std::string what = "exception";
+  try {
+    if (io_ == nullptr) {
+      KVTIER_ASSIGN(io_, MakeBlockIo(options_.io));
+    }
+    return work(*io_);
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {
+  }
+  io_.reset();
+  metrics_.worker_restarts.Add();
+  return Status(Code::kInternal, "committer: " + what);
+}
+
+Result<ColdStore*> Committer::Find(TierId tier) const {
+  for (const CommitterStore& store : stores_) {
+    if (store.tier == tier) return store.store;
+  }
+  return Status(Code::kInvalidArgument, "tier " + std::to_string(tier.value) + " is not a cold one");
+}
+
+void Committer::Complete(JobId id, Status status) {
+  Completion completion{.id = id, .status = std::move(status), .outcome = {}};
+  while (!completions_.TryPush(std::move(completion))) {
+    if (completions_.closed()) return;  // nobody is left to answer
+    if (options_.on_completion) options_.on_completion();
+    std::this_thread::sleep_for(kFullQueuePause);
+    last_progress_ = Now();
+  }
+  last_progress_ = Now();
+  if (options_.on_completion) options_.on_completion();
+}
+
+}  // namespace kvtier
