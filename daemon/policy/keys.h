@@ -26,9 +26,11 @@ struct ExtraItem {
 };
 
 /// key_i = H("block", parent, position, tokens, extra). `position` is that of tokens[0] in the sequence.
-Key BlockKey(const Key& parent, uint64_t position, std::span<const int32_t> tokens, std::span<const ExtraItem> extra = {});
+Key BlockKey(const Key& parent, uint64_t position, std::span<const int32_t> tokens,
+             std::span<const ExtraItem> extra = {});
 /// H("tail", ...) over 1 to tokens_per_block - 1 tokens.
-Key TailKey(const Key& parent, uint64_t position, std::span<const int32_t> tokens, std::span<const ExtraItem> extra = {});
+Key TailKey(const Key& parent, uint64_t position, std::span<const int32_t> tokens,
+            std::span<const ExtraItem> extra = {});
 /// H("foreign", namespace, engine_hash): for engines with chained block hashes of their own.
 Key ForeignKey(const NamespaceDigest& name_space, std::string_view engine_hash);
 

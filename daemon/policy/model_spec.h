@@ -10,14 +10,16 @@
 
 namespace kvtier {
 
-/// Everything besides tokens that changes K/V bytes, as an engine registers it. Every field is part of the namespace.
+/// Everything besides tokens that changes K/V bytes, as an engine registers it. Every field is part of the
+/// namespace.
 struct ModelSpec {
   std::string model_id;
   std::string revision;       ///< of the weights
   std::string lora;           ///< LoRA id and version, empty for none
   std::string config_digest;  ///< RoPE scaling and whatever else changes K or V
   std::string kv_scales;      ///< ids of quantization scales of the engine's own cache, empty for none
-  std::string layout_id;      ///< the engine's own name for how it lays KV out; another layout is another namespace
+  std::string
+      layout_id;  ///< the engine's own name for how it lays KV out; another layout is another namespace
   uint32_t layer_group = 0;
   uint16_t layers = 0, kv_heads = 0, k_dim = 0, v_dim = 0;
   DType dtype = DType::kFp16;
@@ -35,12 +37,16 @@ struct ModelSpec {
 };
 
 /// Half of the K channels, rounded down to a multiple of 4 (CODECS.md: what keeps retrieval at INT2).
-constexpr uint8_t DefaultBoost(uint32_t k_dim) { return static_cast<uint8_t>(k_dim / 8 * 4); }
+constexpr uint8_t DefaultBoost(uint32_t k_dim) {
+  return static_cast<uint8_t>(k_dim / 8 * 4);
+}
 
-/// Shape of the block of `tokens` tokens at `first_position`: nraw rows only at position 0 and at most `tokens`.
+/// Shape of the block of `tokens` tokens at `first_position`: nraw rows only at position 0 and at most
+/// `tokens`.
 BlockShape ShapeOf(const ModelSpec& spec, uint64_t first_position, uint16_t tokens);
 
-/// Errors: kInvalidArgument naming the field; kUnimplemented for what this version does not store (MLA layouts, FP8).
+/// Errors: kInvalidArgument naming the field; kUnimplemented for what this version does not store (MLA
+/// layouts, FP8).
 Status ValidateModelSpec(const ModelSpec& spec);
 
 /// For the index on disk: a versioned, length-prefixed form of tenant and spec, and back.

@@ -2,13 +2,15 @@
  *
  * Rules that hold for every call:
  *  - It ends by its deadline. A daemon that is dead, stuck or restarting makes it a miss (KVTIER_NOT_FOUND,
- *    KVTIER_UNAVAILABLE or KVTIER_DEADLINE_EXCEEDED), never a hang, and never aborts the process. After a restart of the
- *    daemon the library registers its models again by itself.
+ *    KVTIER_UNAVAILABLE or KVTIER_DEADLINE_EXCEEDED), never a hang, and never aborts the process. After a
+ * restart of the daemon the library registers its models again by itself.
  *  - Errors are codes; kvtier_last_error() has the text for the calling thread.
  *  - Any thread may call anything on one handle at the same time. After fork() the child's handle answers
  *    KVTIER_FAILED_PRECONDITION; the child opens its own.
- *  - Handles are opaque; a handle used after its release or after a restart of the daemon answers KVTIER_STALE.
- *  - "K and V" are as the engine stores them: post-RoPE keys. Sizes are in bytes unless the name says otherwise.
+ *  - Handles are opaque; a handle used after its release or after a restart of the daemon answers
+ * KVTIER_STALE.
+ *  - "K and V" are as the engine stores them: post-RoPE keys. Sizes are in bytes unless the name says
+ * otherwise.
  */
 #ifndef KVTIER_KVTIER_H_
 #define KVTIER_KVTIER_H_
@@ -58,15 +60,15 @@ typedef enum kvtier_dtype { KVTIER_FP16 = 1, KVTIER_BF16 = 2 } kvtier_dtype;
 typedef enum kvtier_durability { KVTIER_MEMORY = 0, KVTIER_DURABLE = 1 } kvtier_durability;
 
 typedef struct kvtier_client kvtier_client; /* a connection */
-typedef struct kvtier_model kvtier_model; /* a registered model, owned by the connection */
-typedef struct kvtier_lease kvtier_lease; /* blocks pinned in the read pools */
-typedef uint64_t kvtier_ticket;           /* a put or prefetch under way; 0 is none */
+typedef struct kvtier_model kvtier_model;   /* a registered model, owned by the connection */
+typedef struct kvtier_lease kvtier_lease;   /* blocks pinned in the read pools */
+typedef uint64_t kvtier_ticket;             /* a put or prefetch under way; 0 is none */
 
 /* ---- connection */
 
 typedef struct kvtier_options {
-  uint32_t struct_size;    /* sizeof(kvtier_options): later versions add fields at the end */
-  const char* socket;      /* path of the daemon's socket; NULL: $KVTIER_SOCKET, else /run/kvtier/kvtierd.sock */
+  uint32_t struct_size; /* sizeof(kvtier_options): later versions add fields at the end */
+  const char* socket;   /* path of the daemon's socket; NULL: $KVTIER_SOCKET, else /run/kvtier/kvtierd.sock */
   const char* client_name; /* for people, at most 64 bytes; NULL: the program's name */
   uint32_t timeout_ms;     /* default deadline of every call; 0: 100 */
 } kvtier_options;
@@ -93,14 +95,15 @@ typedef struct kvtier_model_spec {
   uint32_t layer_group;
   uint32_t layers, kv_heads, k_dim, v_dim;
   kvtier_dtype dtype;
-  uint32_t tokens_per_block; /* 64 or 128; 0: 128 */
+  uint32_t tokens_per_block;                                     /* 64 or 128; 0: 128 */
   uint32_t tp_rank, tp_size, pp_rank, pp_size, cp_rank, cp_size; /* sizes of 0 mean 1 */
-  uint32_t first_raw_rows;   /* FP16 rows at position 0, 1 to 4; 0: 1 */
-  int32_t boost_channels;    /* boosted K channels at INT2; -1: half */
-  kvtier_precision floor;    /* lowest precision allowed */
+  uint32_t first_raw_rows;                                       /* FP16 rows at position 0, 1 to 4; 0: 1 */
+  int32_t boost_channels;                                        /* boosted K channels at INT2; -1: half */
+  kvtier_precision floor;                                        /* lowest precision allowed */
 } kvtier_model_spec;
 
-KVTIER_API kvtier_code kvtier_register_model(kvtier_client* handle, const kvtier_model_spec* spec, kvtier_model** out);
+KVTIER_API kvtier_code kvtier_register_model(kvtier_client* handle, const kvtier_model_spec* spec,
+                                             kvtier_model** out);
 /* 32 bytes: everything besides tokens that changes K and V. The parent of block 0. */
 KVTIER_API kvtier_code kvtier_model_namespace(const kvtier_model* model, uint8_t out[KVTIER_KEY_BYTES]);
 
@@ -112,8 +115,9 @@ typedef struct kvtier_block_ref {
   uint32_t tokens;
 } kvtier_block_ref;
 
-/* Keys of a sequence from its first token: full blocks, then a tail block for the rest. Pure hashing, no daemon.
- * *count is the number of blocks; KVTIER_OUT_OF_RANGE when it is above `capacity` (then nothing was written). */
+/* Keys of a sequence from its first token: full blocks, then a tail block for the rest. Pure hashing, no
+ * daemon. *count is the number of blocks; KVTIER_OUT_OF_RANGE when it is above `capacity` (then nothing was
+ * written). */
 KVTIER_API kvtier_code kvtier_keys(const kvtier_model* model, const int32_t* tokens, size_t n_tokens,
                                    kvtier_block_ref* out, size_t capacity, size_t* count);
 /* For engines with chained hashes of their own: the key of a full block. */
@@ -122,8 +126,9 @@ KVTIER_API kvtier_code kvtier_foreign_key(const kvtier_model* model, const void*
 
 /* ---- reading */
 
-/* The blocks in question. refs[0 .. count) are consecutive. With `tokens` (those of the whole sequence, n_tokens of them)
- * tail blocks take part: a tail that is a prefix of the tokens after the last matched block counts as a hit. */
+/* The blocks in question. refs[0 .. count) are consecutive. With `tokens` (those of the whole sequence,
+ * n_tokens of them) tail blocks take part: a tail that is a prefix of the tokens after the last matched block
+ * counts as a hit. */
 typedef struct kvtier_query {
   uint32_t struct_size;
   const kvtier_block_ref* refs;
@@ -144,7 +149,8 @@ typedef struct kvtier_lookup_result {
   size_t tokens;        /* all that hits */
 } kvtier_lookup_result;
 
-/* Never pins, never moves. No hit is KVTIER_OK with zeros. `matches` may be NULL, else has room for query->count. */
+/* Never pins, never moves. No hit is KVTIER_OK with zeros. `matches` may be NULL, else has room for
+ * query->count. */
 KVTIER_API kvtier_code kvtier_lookup(kvtier_model* model, const kvtier_query* query, kvtier_match* matches,
                                      kvtier_lookup_result* result, uint32_t timeout_ms);
 
@@ -160,15 +166,15 @@ typedef struct kvtier_block_info {
   uint64_t position;
   uint32_t tokens;
   kvtier_precision precision;
-  uint32_t served_from;       /* tier that held it when it was asked for */
-  uint64_t image_bytes;       /* encoded, with header and table */
-  float k_error, v_error;     /* relative rms over all layers, measured when it was encoded */
+  uint32_t served_from;   /* tier that held it when it was asked for */
+  uint64_t image_bytes;   /* encoded, with header and table */
+  float k_error, v_error; /* relative rms over all layers, measured when it was encoded */
 } kvtier_block_info;
 
 /* Matches and pins in one step, promoting what no host tier holds. A run shorter than asked is KVTIER_OK: see
  * kvtier_lease_count. KVTIER_NOT_FOUND when nothing hits (then *out is NULL). */
-KVTIER_API kvtier_code kvtier_acquire(kvtier_model* model, const kvtier_query* query, const kvtier_acquire_options* options,
-                                      kvtier_lease** out);
+KVTIER_API kvtier_code kvtier_acquire(kvtier_model* model, const kvtier_query* query,
+                                      const kvtier_acquire_options* options, kvtier_lease** out);
 /* Blocks held: full blocks, then at most one tail block. */
 KVTIER_API size_t kvtier_lease_count(const kvtier_lease* lease);
 /* Tokens held by those blocks. */
@@ -177,10 +183,10 @@ KVTIER_API kvtier_code kvtier_lease_block(const kvtier_lease* lease, size_t inde
 
 /* K and V inside the caller's memory. Element (layer, K or V, head, token, channel) is at
  *   base(layer) + (V ? v_offset : 0) + row(token) + head * head_stride + channel * channel_stride
- * all strides in bytes. base(layer) = bases[layer] when n_bases is the number of layers, else bases[0] + layer * layer_stride.
- * Without a page table row(token) = token * token_stride; with one
- *   row(token) = page_table[token / page_tokens] * page_stride + (token % page_tokens) * token_stride.
- * `token` counts from the first token of the first block of the call. */
+ * all strides in bytes. base(layer) = bases[layer] when n_bases is the number of layers, else bases[0] +
+ * layer * layer_stride. Without a page table row(token) = token * token_stride; with one row(token) =
+ * page_table[token / page_tokens] * page_stride + (token % page_tokens) * token_stride. `token` counts from
+ * the first token of the first block of the call. */
 typedef struct kvtier_view {
   uint32_t struct_size;
   void* const* bases;
@@ -201,11 +207,14 @@ typedef struct kvtier_block_result {
   float k_error, v_error; /* relative rms over the layers fetched */
 } kvtier_block_result;
 
-/* Decodes blocks [first, first + count) of the lease, layers [first_layer, first_layer + layers) (layers 0: all), into the
- * view. `results` has room for count. KVTIER_OK when every block is; else the code of the first that is not. */
-KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer, uint32_t layers,
-                                    const kvtier_view* destination, kvtier_block_result* results);
-/* Frees the lease in every case, also when the answer is an error. KVTIER_STALE: it had expired. NULL is KVTIER_STALE. */
+/* Decodes blocks [first, first + count) of the lease, layers [first_layer, first_layer + layers) (layers 0:
+ * all), into the view. `results` has room for count. KVTIER_OK when every block is; else the code of the
+ * first that is not. */
+KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
+                                    uint32_t layers, const kvtier_view* destination,
+                                    kvtier_block_result* results);
+/* Frees the lease in every case, also when the answer is an error. KVTIER_STALE: it had expired. NULL is
+ * KVTIER_STALE. */
 KVTIER_API kvtier_code kvtier_release(kvtier_lease* lease);
 
 /* ---- writing */
@@ -225,25 +234,28 @@ typedef struct kvtier_put_result {
   uint32_t tier;
 } kvtier_put_result;
 
-/* Copies the blocks out of the view; when it returns the source may be overwritten. The run of blocks at the front that is
- * present is not read. With query->tokens, tail blocks that a stored block covers are dropped. The outcome of each block
- * comes with kvtier_wait; a ticket that is not waited for costs nothing. KVTIER_DEADLINE_EXCEEDED and
- * KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were, and *ticket is theirs. */
+/* Copies the blocks out of the view; when it returns the source may be overwritten. The run of blocks at the
+ * front that is present is not read. With query->tokens, tail blocks that a stored block covers are dropped.
+ * The outcome of each block comes with kvtier_wait; a ticket that is not waited for costs nothing.
+ * KVTIER_DEADLINE_EXCEEDED and KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were,
+ * and *ticket is theirs. */
 KVTIER_API kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kvtier_view* source,
                                   const kvtier_put_options* options, kvtier_ticket* ticket);
-/* Until every block of the put stands at its durability, was refused or dropped. `results` may be NULL, else has room for
- * the put's count. KVTIER_OK when each block is stored or present; else the code of the first that is not. Once it has
- * answered for the blocks a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED it can be waited for again. */
-KVTIER_API kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results, size_t capacity,
-                                   uint32_t timeout_ms);
+/* Until every block of the put stands at its durability, was refused or dropped. `results` may be NULL, else
+ * has room for the put's count. KVTIER_OK when each block is stored or present; else the code of the first
+ * that is not. Once it has answered for the blocks a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED
+ * it can be waited for again. */
+KVTIER_API kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results,
+                                   size_t capacity, uint32_t timeout_ms);
 
-/* Starts moving blocks up to `tier`; *started counts the moves. Ends by itself; kvtier_cancel ends it earlier. Its ticket
- * cannot be waited for. */
-KVTIER_API kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint32_t tier, uint32_t timeout_ms,
-                                       kvtier_ticket* ticket, uint32_t* started);
+/* Starts moving blocks up to `tier`; *started counts the moves. Ends by itself; kvtier_cancel ends it
+ * earlier. Its ticket cannot be waited for. */
+KVTIER_API kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint32_t tier,
+                                       uint32_t timeout_ms, kvtier_ticket* ticket, uint32_t* started);
 KVTIER_API kvtier_code kvtier_cancel(kvtier_client* handle, kvtier_ticket ticket);
 /* Forgets blocks; those under a lease go when it ends. `removed` may be NULL. */
-KVTIER_API kvtier_code kvtier_remove(kvtier_model* model, const kvtier_query* query, uint64_t* removed, uint32_t timeout_ms);
+KVTIER_API kvtier_code kvtier_remove(kvtier_model* model, const kvtier_query* query, uint64_t* removed,
+                                     uint32_t timeout_ms);
 /* Forgets every block of the model. */
 KVTIER_API kvtier_code kvtier_clear(kvtier_model* model, uint64_t* removed, uint32_t timeout_ms);
 
