@@ -100,7 +100,7 @@ v1::AcquireRequest MakeRequest(const Connection& connection, uint32_t remote_mod
   request.set_model(remote_model);
   request.set_lease(lease);
   request.set_parent(query.refs[0].parent, KVTIER_KEY_BYTES);
-  request.set_keys(PackKeys(asked));
+  request.set_keys(KeysToAsk(query, asked));
   request.set_want_tails(query.wants_tails() && asked.size() == query.full.size());
   request.set_min_precision(static_cast<v1::Precision>(options.min_precision));
   request.set_ttl_ms(options.ttl_ms);
@@ -147,13 +147,14 @@ Result<std::shared_ptr<Lease>> Acquire(Client& client, const std::shared_ptr<con
     const TimePoint asked = Now();
     v1::AcquireReply reply;
     Status status = connection->rpc().Call(request, reply, deadline);
+    const bool maybe_granted =
+        status.code() == Code::kDeadlineExceeded || reply.run_size() + reply.tails_size() > 0;
+    if (!RunCounts(query)) reply.clear_run();
     if (status.ok()) {
       lease->StartTtl(asked, std::chrono::milliseconds(reply.ttl_ms()));
       status = FillLease(*lease, query, reply, deadline);
     }
     // The daemon may have granted it although the reply was lost or is of no use.
-    const bool maybe_granted =
-        status.code() == Code::kDeadlineExceeded || reply.run_size() + reply.tails_size() > 0;
     if (!status.ok() && maybe_granted) ReleaseInBackground(*connection, lease->id);
     return status;
   }));

@@ -23,9 +23,10 @@ Result<LookupOutcome> LookupOn(Connection& connection, uint32_t remote_model, co
     request.set_session_token(connection.token());
     request.set_model(remote_model);
     request.set_parent(std::string(query.ParentOf(asked).AsStringView()));
-    request.set_keys(PackKeys(query.full.subspan(asked, count)));
+    request.set_keys(KeysToAsk(query, query.full.subspan(asked, count)));
     v1::LookupReply reply;
     KVTIER_TRY(connection.rpc().Call(request, reply, deadline));
+    if (!RunCounts(query)) reply.clear_run();
     if (reply.run().size() > count)
       return Status(Code::kInternal, "the daemon matched more blocks than it was asked for");
     std::transform(reply.run().begin(), reply.run().end(), std::back_inserter(outcome.run), MatchFromWire);

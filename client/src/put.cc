@@ -1,6 +1,7 @@
 #include "client/src/put.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -51,22 +52,27 @@ bool StagingIsFree(const Status& status, TimePoint rpc_deadline) {
   }
 }
 
+kvtier_put_result ResultOf(const v1::PutReply& reply, size_t index) {
+  if (index >= static_cast<size_t>(reply.blocks_size())) {
+    return {.code = KVTIER_INTERNAL, .precision = KVTIER_PRECISION_ANY, .tier = 0};
+  }
+  const v1::PutOutcome& outcome = reply.blocks(static_cast<int>(index));
+  return {.code = static_cast<kvtier_code>(outcome.code()),
+          .precision = static_cast<kvtier_precision>(outcome.precision()),
+          .tier = outcome.tier()};
+}
+
+uint32_t MillisecondsLeft(TimePoint deadline) {
+  const auto left = std::chrono::floor<std::chrono::milliseconds>(deadline - Now()).count();
+  return static_cast<uint32_t>(std::clamp<int64_t>(left, 1, std::numeric_limits<uint32_t>::max()));
+}
+
 /// Runs when the daemon has answered for a batch, or never will.
 void FinishBatch(Connection& connection, PutProgress& progress, const StagedBatch& batch,
                  TimePoint rpc_deadline, const Status& status, const v1::PutReply& reply) {
   for (size_t i = 0; i < batch.blocks.size(); ++i) {
-    kvtier_put_result result{};
-    if (!status.ok()) {
-      result.code = ToC(status.code());
-    } else if (static_cast<int>(i) >= reply.blocks_size()) {
-      result.code = KVTIER_INTERNAL;
-    } else {
-      const v1::PutOutcome& outcome = reply.blocks(static_cast<int>(i));
-      result.code = static_cast<kvtier_code>(outcome.code());
-      result.precision = static_cast<kvtier_precision>(outcome.precision());
-      result.tier = outcome.tier();
-    }
-    progress.Set(batch.blocks[i], result);
+    const kvtier_put_result refused{.code = ToC(status.code()), .precision = KVTIER_PRECISION_ANY, .tier = 0};
+    progress.Set(batch.blocks[i], status.ok() ? ResultOf(reply, i) : refused);
   }
   if (StagingIsFree(status, rpc_deadline)) {
     for (const uint64_t offset : batch.offsets) connection.staging().Free(offset);
@@ -89,7 +95,8 @@ class PutRun {
         source_(source),
         options_(options),
         deadline_(deadline),
-        progress_(std::make_shared<PutProgress>(query.refs.size(), options.durability)) {}
+        progress_(std::make_shared<PutProgress>(query.refs.size(), options.durability)),
+        end_(query.refs.size()) {}
 
   const std::shared_ptr<PutProgress>& progress() const { return progress_; }
 
@@ -105,7 +112,7 @@ class PutRun {
   void Gather(const kvtier_block_ref& ref, const BlockShape& shape, std::span<std::byte> raw) const;
   void AddToBatch(size_t block, uint64_t offset, uint64_t bytes);
   void SendBatch();
-  void Refuse(size_t from, Code code);
+  Status Refuse(size_t from, Status why);
 
   const std::shared_ptr<Connection> connection_;
   const Model& model_;
@@ -116,9 +123,10 @@ class PutRun {
   const std::shared_ptr<PutProgress> progress_;
 
   uint32_t remote_model_ = 0;
-  size_t first_absent_ = 0;
-  bool tail_present_ = false;
-  std::vector<std::string> superseded_;  ///< by the first absent block
+  size_t matched_ = 0;        ///< blocks of the leading run that is present
+  size_t first_offered_ = 0;  ///< blocks [first_offered_, end_) are staged
+  size_t end_ = 0;
+  std::vector<std::string> superseded_;  ///< tails that block `matched_` covers
   v1::PutRequest request_;
   StagedBatch batch_;
 };
@@ -126,16 +134,18 @@ class PutRun {
 Status PutRun::FindPresent(uint32_t remote_model) {
   remote_model_ = remote_model;
   KVTIER_ASSIGN(const LookupOutcome found, LookupOn(*connection_, remote_model, query_, deadline_));
+  matched_ = found.run.size();
+  const bool tail_is_present = TailIsPresent(found);
+  if (!tail_is_present) FindSuperseded(found);
+  // A durable put offers all of them: the daemon alone knows whether a present block is durable, and makes it
+  // so.
+  if (options_.durability == KVTIER_DURABLE) return Status::Ok();
   for (const kvtier_match& match : found.run) {
-    progress_->Set(first_absent_++,
+    progress_->Set(first_offered_++,
                    {.code = KVTIER_PRESENT, .precision = match.precision, .tier = match.tier});
   }
-  tail_present_ = TailIsPresent(found);
-  if (tail_present_) {
-    progress_->Set(query_.refs.size() - 1,
-                   {.code = KVTIER_PRESENT, .precision = KVTIER_PRECISION_ANY, .tier = 0});
-  } else {
-    FindSuperseded(found);
+  if (tail_is_present) {
+    progress_->Set(--end_, {.code = KVTIER_PRESENT, .precision = KVTIER_PRECISION_ANY, .tier = 0});
   }
   return Status::Ok();
 }
@@ -149,30 +159,27 @@ bool PutRun::TailIsPresent(const LookupOutcome& found) const {
 }
 
 void PutRun::FindSuperseded(const LookupOutcome& found) {
-  if (first_absent_ >= query_.refs.size()) return;
+  if (matched_ >= query_.refs.size()) return;
   for (const v1::TailChild& tail : found.tails) {
-    const bool covered = tail.tokens() < query_.refs[first_absent_].tokens;
-    if (covered && ChooseTail(query_, first_absent_, {&tail, 1}).has_value())
-      superseded_.push_back(tail.key());
+    const bool covered = tail.tokens() < query_.refs[matched_].tokens;
+    if (covered && ChooseTail(query_, matched_, {&tail, 1}).has_value()) superseded_.push_back(tail.key());
   }
 }
 
 Status PutRun::StageAll() {
-  const size_t end = query_.refs.size() - (tail_present_ ? 1 : 0);
-  for (size_t i = first_absent_; i < end; ++i) {
+  for (size_t i = first_offered_; i < end_; ++i) {
     const kvtier_block_ref& ref = query_.refs[i];
     const BlockShape shape = ShapeOf(model_.spec, ref.position, static_cast<uint16_t>(ref.tokens));
     const uint64_t bytes = RawBlockBytes(shape);
     if (bytes > connection_->staging().capacity_bytes()) {
-      Refuse(i, Code::kResourceExhausted);
-      return Status(Code::kResourceExhausted, "a block is larger than the staging memory");
+      SendBatch();
+      return Refuse(i, Status(Code::kResourceExhausted, "a block is larger than the staging memory"));
     }
     const std::optional<uint64_t> offset = AllocateFor(bytes);
     if (!offset.has_value()) {
       SendBatch();
       const Code why = connection_->alive() ? Code::kDeadlineExceeded : Code::kUnavailable;
-      Refuse(i, why);
-      return Status(why, "the daemon did not take the blocks off the staging memory in time");
+      return Refuse(i, Status(why, "the daemon did not take the blocks off the staging memory in time"));
     }
     Gather(ref, shape, connection_->staging().At(*offset, bytes));
     AddToBatch(i, *offset, bytes);
@@ -205,7 +212,7 @@ void PutRun::AddToBatch(size_t block, uint64_t offset, uint64_t bytes) {
   wire.set_first_position(ref.position);
   wire.set_tokens(ref.tokens);
   wire.set_staging_offset(offset);
-  if (block == first_absent_) {
+  if (block == matched_) {
     for (std::string& key : superseded_) wire.add_supersedes(std::move(key));
   }
   batch_.offsets.push_back(offset);
@@ -237,84 +244,35 @@ void PutRun::SendBatch() {
       });
 }
 
-void PutRun::Refuse(size_t from, Code code) {
-  const size_t end = query_.refs.size() - (tail_present_ ? 1 : 0);
-  for (size_t i = from; i < end; ++i)
-    progress_->Set(i, {.code = ToC(code), .precision = KVTIER_PRECISION_ANY, .tier = 0});
+Status PutRun::Refuse(size_t from, Status why) {
+  for (size_t i = from; i < end_; ++i) {
+    progress_->Set(i, {.code = ToC(why.code()), .precision = KVTIER_PRECISION_ANY, .tier = 0});
+  }
+  return why;
 }
 
-/// The outcomes at durable level of every batch.
-Status WaitDurable(Connection& connection, PutProgress& progress, TimePoint deadline) {
-  for (const PutProgress::Batch& batch : progress.batches()) {
-    v1::WaitTicketRequest request;
-    request.set_session_token(connection.token());
-    request.set_ticket(batch.remote_ticket);
-    const auto left = std::chrono::floor<std::chrono::milliseconds>(deadline - Now()).count();
-    request.set_deadline_ms(static_cast<uint32_t>(std::max<int64_t>(left, 1)));
-    v1::PutReply reply;
-    const Status status = connection.rpc().Call(request, reply, deadline);
-    if (status.code() == Code::kDeadlineExceeded) return status;
-    const std::vector<kvtier_put_result> in_memory = progress.results();
-    for (size_t i = 0; i < batch.blocks.size(); ++i) {
-      // What was refused or present stays so; a stored block takes the outcome of being made durable.
-      if (in_memory[batch.blocks[i]].code != KVTIER_OK) continue;
-      kvtier_put_result result = in_memory[batch.blocks[i]];
-      if (!status.ok()) {
-        result.code = ToC(status.code());
-      } else if (static_cast<int>(i) < reply.blocks_size()) {
-        const v1::PutOutcome& outcome = reply.blocks(static_cast<int>(i));
-        result = {.code = static_cast<kvtier_code>(outcome.code()),
-                  .precision = static_cast<kvtier_precision>(outcome.precision()),
-                  .tier = outcome.tier()};
-      }
-      progress.Set(batch.blocks[i], result);
-    }
+/// Replaces the outcomes of one batch in memory by those at durable level.
+Status WaitDurableBatch(Connection& connection, const PutProgress::Batch& batch, PutProgress& progress,
+                        TimePoint deadline) {
+  v1::WaitTicketRequest request;
+  request.set_session_token(connection.token());
+  request.set_ticket(batch.remote_ticket);
+  request.set_deadline_ms(MillisecondsLeft(deadline));
+  v1::PutReply reply;
+  const Status status = connection.rpc().Call(request, reply, deadline);
+  if (status.code() == Code::kDeadlineExceeded) return status;
+  const std::vector<kvtier_put_result> in_memory = progress.results();
+  for (size_t i = 0; i < batch.blocks.size(); ++i) {
+    kvtier_put_result result = in_memory[batch.blocks[i]];
+    if (result.code != KVTIER_OK && result.code != KVTIER_PRESENT) continue;  // refused: never on its way
+    if (!status.ok()) result.code = ToC(status.code());
+    if (status.ok()) result = ResultOf(reply, i);
+    progress.Set(batch.blocks[i], result);
   }
   return Status::Ok();
 }
 
 }  // namespace
-
-PutProgress::PutProgress(size_t blocks, kvtier_durability durability)
-    : durability_(durability), results_(blocks) {}
-
-void PutProgress::Set(size_t block, const kvtier_put_result& result) {
-  std::lock_guard lock(mutex_);
-  results_[block] = result;
-}
-
-void PutProgress::BatchStarted() {
-  std::lock_guard lock(mutex_);
-  ++under_way_;
-}
-
-void PutProgress::BatchEnded() {
-  {
-    std::lock_guard lock(mutex_);
-    --under_way_;
-  }
-  ended_.notify_all();
-}
-
-bool PutProgress::WaitUntil(TimePoint deadline) {
-  std::unique_lock lock(mutex_);
-  return ended_.wait_until(lock, deadline, [this] { return under_way_ == 0; });
-}
-
-std::vector<kvtier_put_result> PutProgress::results() const {
-  std::lock_guard lock(mutex_);
-  return results_;
-}
-
-void PutProgress::AddBatch(Batch batch) {
-  std::lock_guard lock(mutex_);
-  batches_.push_back(std::move(batch));
-}
-
-std::vector<PutProgress::Batch> PutProgress::batches() const {
-  std::lock_guard lock(mutex_);
-  return batches_;
-}
 
 Status Put(Client& client, const std::shared_ptr<const Model>& model, const Query& query, const View& source,
            const PutOptions& options, TimePoint deadline, uint64_t& ticket) {
@@ -343,7 +301,9 @@ Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, std::vector<
   }
   if (!found.put->WaitUntil(deadline)) return Status(Code::kDeadlineExceeded, "the put is still under way");
   if (found.put->durability() == KVTIER_DURABLE) {
-    KVTIER_TRY(WaitDurable(*found.connection, *found.put, deadline));
+    for (const PutProgress::Batch& batch : found.put->batches()) {
+      KVTIER_TRY(WaitDurableBatch(*found.connection, batch, *found.put, deadline));
+    }
   }
   client.DropTicket(ticket);
   results = found.put->results();

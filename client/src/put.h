@@ -1,48 +1,16 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <span>
 #include <vector>
 
 #include "client/src/client.h"
+#include "client/src/put_progress.h"
 #include "client/src/query.h"
 #include "client/src/view.h"
 #include "kvtier/kvtier.h"
 
 namespace kvtier::client {
-
-/// What has become of the blocks of one put. Threads: any.
-class PutProgress {
- public:
-  PutProgress(size_t blocks, kvtier_durability durability);
-
-  void Set(size_t block, const kvtier_put_result& result);
-  void BatchStarted();
-  void BatchEnded();
-  /// False when batches are still under way at `deadline`.
-  bool WaitUntil(TimePoint deadline);
-  std::vector<kvtier_put_result> results() const;
-  kvtier_durability durability() const { return durability_; }
-
-  /// Blocks [first, first + count) went under one ticket of the daemon's.
-  struct Batch {
-    uint64_t remote_ticket = 0;
-    std::vector<size_t> blocks;
-  };
-  void AddBatch(Batch batch);
-  std::vector<Batch> batches() const;
-
- private:
-  const kvtier_durability durability_;
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  std::vector<kvtier_put_result> results_;
-  std::vector<Batch> batches_;
-  uint32_t under_way_ = 0;
-};
 
 struct PutOptions {
   kvtier_durability durability = KVTIER_MEMORY;

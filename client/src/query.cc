@@ -89,6 +89,10 @@ std::string PackKeys(std::span<const kvtier_block_ref> refs) {
   return packed;
 }
 
+std::string KeysToAsk(const Query& query, std::span<const kvtier_block_ref> full) {
+  return full.empty() ? std::string(query.ParentOf(0).AsStringView()) : PackKeys(full);
+}
+
 std::optional<size_t> ChooseTail(const Query& query, size_t matched, std::span<const v1::TailChild> tails) {
   std::optional<size_t> best;
   for (size_t i = 0; i < tails.size(); ++i) {

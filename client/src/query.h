@@ -32,6 +32,13 @@ Key KeyOf(const uint8_t (&bytes)[KVTIER_KEY_BYTES]);
 /// Keys side by side, as the wire wants them.
 std::string PackKeys(std::span<const kvtier_block_ref> refs);
 
+/// Packed keys that ask for `full`, a slice of the query's full blocks. Where there is none the parent is
+/// asked for: found or not, the reply lists its tails; the run is then not the query's (RunCounts).
+std::string KeysToAsk(const Query& query, std::span<const kvtier_block_ref> full);
+inline bool RunCounts(const Query& query) {
+  return !query.full.empty();
+}
+
 /// Proves by hashing which tail child of block `matched - 1` (of the parent, for 0) is a prefix of the
 /// query's tokens, and returns the index of the longest one. Without tokens only the query's own tail block
 /// counts.

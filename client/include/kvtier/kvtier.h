@@ -235,10 +235,10 @@ typedef struct kvtier_put_result {
 } kvtier_put_result;
 
 /* Copies the blocks out of the view; when it returns the source may be overwritten. The run of blocks at the
- * front that is present is not read. With query->tokens, tail blocks that a stored block covers are dropped.
- * The outcome of each block comes with kvtier_wait; a ticket that is not waited for costs nothing.
- * KVTIER_DEADLINE_EXCEEDED and KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were,
- * and *ticket is theirs. */
+ * front that is present is not read; a durable put reads all, so that the daemon can make them durable. With
+ * query->tokens, tail blocks that a stored block covers are dropped. The outcome of each block comes with
+ * kvtier_wait; a ticket that is not waited for costs nothing. KVTIER_DEADLINE_EXCEEDED and
+ * KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were, and *ticket is theirs. */
 KVTIER_API kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kvtier_view* source,
                                   const kvtier_put_options* options, kvtier_ticket* ticket);
 /* Until every block of the put stands at its durability, was refused or dropped. `results` may be NULL, else
