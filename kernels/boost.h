@@ -80,8 +80,10 @@ KVTIER_HD void GatherBoostBits(const T& team, const GatherBoostArgs& args) {
   team.sync();
   SelectBoost(team, shape, scratch);
 
-  for (uint32_t i = team.rank(); i < nb; i += team.size())
+  for (uint32_t i = team.rank(); i < nb; i += team.size()) {
+    // NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign): SelectBoost fills nb ids.
     args.out.boost_ids[uint64_t{head} * nb + i] = scratch.ids[i];
+  }
   for (uint32_t token = team.rank(); token < PaddedTokens(shape); token += team.size()) {
     const uint64_t row = PlaneRow(shape, head, token);
     uint8_t codes[kMaxHeadDim] = {};

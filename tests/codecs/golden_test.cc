@@ -1,5 +1,6 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <fstream>
 
 #include "tests/codecs/encoded_layer.h"
 #include "tests/codecs/golden_cases.h"
@@ -85,6 +86,21 @@ TEST_P(GoldenTest, EveryPathDownGivesTheGoldenBytes) {
   EXPECT_EQ(one_step.part, EncodeLayer(kv2p, shape_, raw_).part);
   EXPECT_EQ(two_steps.part, one_step.part);
   EXPECT_TRUE(StripPadding(two_steps).sections == Golden("kv2p"));
+}
+
+TEST_P(GoldenTest, StatedErrorsEqualThoseOfTheNumpyReference) {
+  std::ifstream file(kData + "/errors.txt");
+  std::string name;
+  double k_int4 = -1, k_int2 = -1, v_int4 = -1, v_int2 = -1;
+  while (name != GetParam().name && file >> name) file >> k_int4 >> k_int2 >> v_int4 >> v_int2;
+  ASSERT_EQ(name, GetParam().name);
+  for (const char* codec : {"kv4p", "kv42", "kv2p"}) {
+    const LayerError error = EncodeLayer(*FindCodec(codec), shape_, raw_).error;
+    EXPECT_NEAR(error.k_int4, k_int4, k_int4 * 1e-6);
+    EXPECT_NEAR(error.k_int2, k_int2, k_int2 * 1e-6);
+    EXPECT_NEAR(error.v_int4, v_int4, v_int4 * 1e-6);
+    EXPECT_NEAR(error.v_int2, v_int2, v_int2 * 1e-6);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, GoldenTest, testing::ValuesIn(GoldenCases()), [](const auto& info) {
