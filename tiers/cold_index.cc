@@ -19,7 +19,6 @@ constexpr uint64_t kMaxWriteBufferBytes = uint64_t{4} << 20;
 constexpr uint64_t kMinWriteBufferBytes = uint64_t{64} << 10;
 constexpr uint64_t kBlockCacheBytes = uint64_t{8} << 20;
 constexpr int kMaxOpenFiles = 64;
-constexpr uint32_t kEraseBatch = 1024;
 constexpr std::string_view kCleanKey = "c";
 
 rocksdb::Slice ToSlice(std::string_view text) {
@@ -82,25 +81,38 @@ std::string PlaceKey(uint32_t segment, uint64_t offset) {
 
 }  // namespace
 
-ColdIndex::ColdIndex(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
+ColdIndex::ColdIndex(Options options) : options_(std::move(options)) {}
 
 ColdIndex::~ColdIndex() {
-  if (db_ == nullptr) return;
-  Guarded("close the index", [&] {
-    return FromRocks(db_->Close(), "close the index");
-  }).IgnoreBecause("what was not written is found by the scan");
+  Close();
 }
 
 Result<std::unique_ptr<ColdIndex>> ColdIndex::Open(const Options& options) {
-  std::unique_ptr<ColdIndex> index;
-  KVTIER_TRY(Guarded("open the index", [&]() -> Status {
-    rocksdb::DB* db = nullptr;
-    KVTIER_TRY(FromRocks(rocksdb::DB::Open(MakeOptions(options.reserve_bytes), options.folder, &db),
-                         "open the index " + options.folder));
-    index.reset(new ColdIndex(std::unique_ptr<rocksdb::DB>(db)));
-    return index->TakeCleanMark();
-  }));
+  std::unique_ptr<ColdIndex> index(new ColdIndex(options));
+  KVTIER_TRY(index->EnsureOpen());
   return index;
+}
+
+Status ColdIndex::EnsureOpen() {
+  if (db_ != nullptr) return Status::Ok();
+  return Guarded("open the index", [&]() -> Status {
+    rocksdb::DB* db = nullptr;
+    KVTIER_TRY(FromRocks(rocksdb::DB::Open(MakeOptions(options_.reserve_bytes), options_.folder, &db),
+                         "open the index " + options_.folder));
+    db_.reset(db);
+    const Status status = TakeCleanMark();
+    if (!status.ok()) Close();
+    return status;
+  });
+}
+
+void ColdIndex::Close() {
+  if (db_ == nullptr) return;
+  Guarded("close the index", [&] {
+    const Status status = FromRocks(db_->Close(), "close the index");
+    db_.reset();
+    return status;
+  }).IgnoreBecause("what was not written is found by the scan");
 }
 
 Status ColdIndex::TakeCleanMark() {
@@ -117,6 +129,7 @@ Status ColdIndex::TakeCleanMark() {
 
 Result<uint64_t> ColdIndex::Load(const std::function<void(ColdRecord&&)>& visit) {
   uint64_t bad_entries = 0;
+  KVTIER_TRY(EnsureOpen());
   KVTIER_TRY(Guarded("read the index", [&]() -> Status {
     rocksdb::ReadOptions options;
     options.fill_cache = false;
@@ -130,17 +143,16 @@ Result<uint64_t> ColdIndex::Load(const std::function<void(ColdRecord&&)>& visit)
       }
       ++bad_entries;
       deletions.Delete(it->key());
-      if (deletions.Count() < kEraseBatch) continue;
-      KVTIER_TRY(Write(deletions, "drop damaged index entries"));
-      deletions.Clear();
     }
     KVTIER_TRY(FromRocks(it->status(), "read the index"));
+    it.reset();  // a write that fails closes the database
     return Write(deletions, "drop damaged index entries");
   }));
   return bad_entries;
 }
 
 Status ColdIndex::Put(std::span<const ColdRecord> records) {
+  KVTIER_TRY(EnsureOpen());
   return Guarded("write the index", [&]() -> Status {
     rocksdb::WriteBatch batch;
     for (const ColdRecord& record : records) {
@@ -153,6 +165,7 @@ Status ColdIndex::Put(std::span<const ColdRecord> records) {
 }
 
 Status ColdIndex::Erase(std::span<const ColdRecord> records) {
+  KVTIER_TRY(EnsureOpen());
   return Guarded("erase from the index", [&]() -> Status {
     rocksdb::WriteBatch batch;
     for (const ColdRecord& record : records) {
@@ -173,6 +186,7 @@ Status ColdIndex::Erase(std::span<const ColdRecord> records) {
 }
 
 Status ColdIndex::EraseSegment(uint32_t segment) {
+  KVTIER_TRY(EnsureOpen());
   return Guarded("erase a segment from the index", [&]() -> Status {
     const std::string end = PlaceKey(segment + 1, 0);
     const rocksdb::Slice end_slice(end);
@@ -192,12 +206,14 @@ Status ColdIndex::EraseSegment(uint32_t segment) {
       if (!entry.ok() || entry->place.container == segment) batch.Delete(it->value());
     }
     KVTIER_TRY(FromRocks(it->status(), "erase a segment from the index"));
+    it.reset();  // a write that fails closes the database
     return Write(batch, "erase a segment from the index");
   });
 }
 
 Status ColdIndex::MarkClean() {
   if (write_failed_) return Status(Code::kFailedPrecondition, "a write to the index had failed");
+  KVTIER_TRY(EnsureOpen());
   return Guarded("mark the index clean", [&]() -> Status {
     rocksdb::WriteOptions synced;
     synced.sync = true;
@@ -207,13 +223,12 @@ Status ColdIndex::MarkClean() {
 
 Status ColdIndex::Write(rocksdb::WriteBatch& batch, std::string_view what) {
   if (batch.Count() == 0) return Status::Ok();
-  if (needs_resume_) {
-    // RocksDB refuses writes after a failed one until it is told that the cause may be gone.
-    KVTIER_TRY(FromRocks(db_->Resume(), "bring the index back"));
-    needs_resume_ = false;
-  }
   const Status status = FromRocks(db_->Write(rocksdb::WriteOptions(), &batch), what);
-  if (!status.ok()) write_failed_ = needs_resume_ = true;
+  if (!status.ok()) {
+    // RocksDB takes no more writes until its own recovery has had its time; opened anew it does at once.
+    write_failed_ = true;
+    Close();
+  }
   return status;
 }
 

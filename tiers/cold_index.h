@@ -16,8 +16,8 @@ namespace kvtier {
 
 /// Where each block of a cold store is: RocksDB behind kvtier's types, small in memory, unsynced but for its
 /// clean mark. Owns: the database in its folder. Threads: single-owner. Errors: kDataLoss (damaged: move it
-/// aside and scan), kResourceExhausted (disk full), kUnavailable (I/O). After a failed write the next one
-/// tries to bring the database back.
+/// aside and scan), kResourceExhausted (disk full), kUnavailable (I/O). After a failed write the next
+/// call opens the database anew.
 class ColdIndex {
  public:
   struct Options {
@@ -43,14 +43,16 @@ class ColdIndex {
   Status MarkClean();
 
  private:
-  explicit ColdIndex(std::unique_ptr<rocksdb::DB> db);
+  explicit ColdIndex(Options options);
+  Status EnsureOpen();
+  void Close();
   Status Write(rocksdb::WriteBatch& batch, std::string_view what);
   Status TakeCleanMark();
 
-  std::unique_ptr<rocksdb::DB> db_;
+  const Options options_;
+  std::unique_ptr<rocksdb::DB> db_;  ///< null after a failed write, until the next call opens it again
   bool was_clean_ = false;
   bool write_failed_ = false;  ///< since Open
-  bool needs_resume_ = false;
 };
 
 }  // namespace kvtier

@@ -76,6 +76,11 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
     }
     const Result<uint32_t> number = ParseName(name);
     if (!number.ok()) continue;
+    if (*number >= options_.segment_limit) {
+      // The capacity was larger once. It is a hard bound, and what stands there can be computed again.
+      if (::unlink(path.c_str()) != 0) return StatusFromErrno(errno, "remove " + path);
+      continue;
+    }
     Result<Found> found = Inspect(*number, io);
     if (found.status().code() == Code::kFailedPrecondition) {
       if (::rename(path.c_str(), (path + std::string(kForeignSuffix)).c_str()) != 0) {
@@ -88,9 +93,9 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
   }
   std::lock_guard lock(mutex_);
   for (const Found& found : all) {
-    if (found.number >= segments_.size()) segments_.resize(found.number + 1);
     segments_[found.number].state = State::kPresent;
     segments_[found.number].sequence = found.sequence;
+    segments_[found.number].damaged = found.sequence == 0;
   }
   present_ = static_cast<uint32_t>(all.size());
   return all;
@@ -126,7 +131,12 @@ Status ColdSegments::WriteHeader(const File& file, uint32_t number, uint64_t seq
 }
 
 Status ColdSegments::RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io) {
-  return Recycle(number, sequence, io);
+  KVTIER_ASSIGN(const FilePtr file, OpenPresent(number));
+  KVTIER_TRY(WriteHeader(*file, number, sequence, io));
+  std::lock_guard lock(mutex_);
+  segments_[number].sequence = sequence;
+  segments_[number].damaged = false;
+  return Status::Ok();
 }
 
 Result<ColdSegments::FilePtr> ColdSegments::Open(uint32_t number, uint64_t sequence) {
@@ -170,6 +180,7 @@ void ColdSegments::KeepOpen(Segment& segment, FilePtr file) {
 }
 
 Result<ColdSegments::FilePtr> ColdSegments::OpenOrCreate(uint32_t number, uint64_t sequence, BlockIo& io) {
+  KVTIER_CHECK(sequence > 0);
   {
     std::unique_lock lock(mutex_);
     if (number >= segments_.size()) {
@@ -231,17 +242,27 @@ Result<ColdSegments::FilePtr> ColdSegments::CreateFile(uint32_t number, uint64_t
 }
 
 Status ColdSegments::Recycle(uint32_t number, uint64_t new_sequence, BlockIo& io) {
+  KVTIER_CHECK(new_sequence > 0);
+  bool damaged = false;
   {
     std::lock_guard lock(mutex_);
     if (number >= segments_.size() || segments_[number].state != State::kPresent) {
       return Status(Code::kNotFound, "segment " + std::to_string(number) + " is not there");
     }
+    damaged = segments_[number].damaged;
     segments_[number].sequence = new_sequence;
   }
   KVTIER_ASSIGN(FilePtr file, OpenPresent(number));
+  // Nobody knows the sequence of what stands there: it could be the new one.
+  if (damaged && ::ftruncate(file->fd.get(), 0) != 0) {
+    return StatusFromErrno(errno, "empty " + PathOf(number));
+  }
   // A truncated file gets its size, and its space, back.
   KVTIER_TRY(Allocate(file->fd.get(), options_.segment_bytes, PathOf(number)));
-  return WriteHeader(*file, number, new_sequence, io);
+  KVTIER_TRY(WriteHeader(*file, number, new_sequence, io));
+  std::lock_guard lock(mutex_);
+  segments_[number].damaged = false;
+  return Status::Ok();
 }
 
 uint32_t ColdSegments::count() const {

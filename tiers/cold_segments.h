@@ -23,7 +23,7 @@ class ColdSegments {
     std::string folder;
     StoreUuid uuid{};
     uint64_t segment_bytes = 0;
-    uint32_t segment_limit = 0;  ///< files that may be made; existing ones above it are still read
+    uint32_t segment_limit = 0;  ///< numbers are below it
     bool direct_io = false;
   };
   /// An open segment file. Holding it keeps the descriptor open.
@@ -42,8 +42,8 @@ class ColdSegments {
 
   explicit ColdSegments(Options options);
 
-  /// Lists the folder and reads every header. Half-made files are removed; a sound header of another store
-  /// gets its file renamed to NAME.foreign. Errors: kUnavailable, kPermissionDenied.
+  /// Lists the folder and reads every header. Half-made files and those above the limit are removed; a sound
+  /// header of another store gets its file renamed to NAME.foreign. Errors: kUnavailable, kPermissionDenied.
   Result<std::vector<Found>> Load(BlockIo& io);
   /// Writes a new header over a damaged one.
   Status RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io);
@@ -63,6 +63,7 @@ class ColdSegments {
   enum class State : uint8_t { kAbsent, kCreating, kPresent };
   struct Segment {
     State state = State::kAbsent;
+    bool damaged = false;  ///< the header; what stands behind it may have any sequence
     uint64_t sequence = 0;
     uint64_t last_use = 0;
     FilePtr file;  ///< null: not open

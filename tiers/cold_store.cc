@@ -98,6 +98,7 @@ Result<std::span<std::byte>> FileColdStore::BeginWrite(const Place& place, Align
 
 Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built,
                                   uint64_t image_bytes, const RecordMeta& meta) {
+  KVTIER_CHECK(recovered_);  // else it would take segments that exist for new ones
   CheckPlace(place);
   KVTIER_CHECK(built.size() >= image_bytes && image_bytes >= kImageHeaderBytes);
   const uint64_t write_bytes = ColdRecordBytes(image_bytes);

@@ -1,7 +1,6 @@
 #include "tiers/cold_folder.h"
 
 #include <gmock/gmock.h>
-#include <sys/mount.h>
 
 #include "tests/support/faulty_block_io.h"
 #include "tests/tiers/cold_fixture.h"

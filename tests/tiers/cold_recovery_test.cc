@@ -173,9 +173,28 @@ TEST_F(ColdRecoveryTest, S44_ADamagedSegmentHeaderWithoutIndexMakesAFullSegmentT
   ASSERT_EQ(recovery_.segments.size(), 1u);
   EXPECT_EQ(recovery_.segments[0].sequence, 0u);
   EXPECT_EQ(recovery_.segments[0].used_bytes, kTestSegmentBytes);
-  EXPECT_TRUE(store_->RecycleSegment(0, 9, *io_).ok());
-  Reopen();
-  EXPECT_EQ(recovery_.segments[0].sequence, 9u);
+  // Even under the sequence that it happened to have, nothing of it comes back.
+  EXPECT_TRUE(store_->RecycleSegment(0, 1, *io_).ok());
+  LoseIndex();
+  EXPECT_TRUE(recovery_.blocks.empty());
+  ASSERT_EQ(recovery_.segments.size(), 1u);
+  EXPECT_EQ(recovery_.segments[0].sequence, 1u);
+  EXPECT_EQ(recovery_.segments[0].used_bytes, kColdSegmentHeaderBytes);
+}
+
+TEST_F(ColdRecoveryTest, S41_ASmallerCapacityRemovesTheSegmentsAboveIt) {
+  StoreMany(60);
+  store_.reset();
+  ColdStoreOptions options = TestColdOptions(folder_.path());
+  options.capacity_bytes = 3 * kTestSegmentBytes;
+  ASSERT_EQ(ColdSegmentLimit(options.capacity_bytes, options.segment_bytes), 2u);
+  store_ = ColdStore::Make(options).value();
+  recovery_ = store_->Recover().value();
+  EXPECT_EQ(recovery_.segments.size(), 2u);
+  EXPECT_EQ(recovery_.blocks.size() + recovery_.dropped_records, 60u);
+  for (const ColdRecord& block : recovery_.blocks) EXPECT_LT(block.place.container, 2u);
+  EXPECT_LE(store_->allocated_bytes(), options.capacity_bytes);
+  EXPECT_FALSE(fs::exists(SegmentPath(2)));
 }
 
 TEST_F(ColdRecoveryTest, S44_ADamagedIndexEntryIsCountedAndTheBlockIsFoundByTheScan) {
