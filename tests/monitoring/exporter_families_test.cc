@@ -1,0 +1,112 @@
+#include "monitoring/exporter_families.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/text_serializer.h>
+
+#include <atomic>
+#include <regex>
+#include <set>
+#include <sstream>
+
+namespace kvtier {
+namespace {
+
+using testing::HasSubstr;
+
+const ExporterLabels kLabels{.tiers = {"hot", "warm", "cold"}, .version = "9.8.7"};
+
+std::string TextOf(const Metrics& metrics, const ExporterLabels& labels = kLabels) {
+  return prometheus::TextSerializer().Serialize(CollectFamilies(metrics, labels));
+}
+
+TEST(ExporterFamilies, CountersAreExact) {
+  Metrics metrics;
+  metrics.puts_offered.Add(10);
+  metrics.puts_stored.Add(6);
+  metrics.puts_present.Add(3);
+  metrics.puts_rejected.Add(1);
+  metrics.tier[1].hits[3].Add(42);
+  metrics.moves[0][1].bytes.Add(123'456'789'012'345);
+  metrics.moves[kMaxTiers][0].blocks.Add(6);
+  metrics.codec_encode_ns.Add(1'500'000'000);
+  metrics.leases_live.Set(-1);
+  const std::string text = TextOf(metrics);
+  EXPECT_THAT(text, HasSubstr("\nkvtier_put_offered_blocks_total 10\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"stored\"} 6\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"present\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"rejected\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"dropped\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_hits_total{tier=\"warm\",precision=\"int4\"} 42\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_moved_bytes_total{from=\"hot\",to=\"warm\"} 123456789012345\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_moved_blocks_total{from=\"put\",to=\"hot\"} 6\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_codec_encode_seconds_total 1.5\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_leases -1\n"));
+  EXPECT_THAT(text, HasSubstr("kvtier_build_info{version=\"9.8.7\"} 1\n"));
+}
+
+TEST(ExporterFamilies, HistogramsAreCumulativeInSeconds) {
+  Metrics metrics;
+  metrics.tier[2].acquire_latency.Observe(1'000);              // at most 1 us
+  metrics.tier[2].acquire_latency.Observe(1'001);              // at most 2 us
+  metrics.tier[2].acquire_latency.Observe(3'600'000'000'000);  // beyond all bounds
+  const std::string text = TextOf(metrics);
+  const std::string name = "kvtier_acquire_latency_seconds";
+  EXPECT_THAT(text, HasSubstr(name + "_bucket{tier=\"cold\",le=\"1e-06\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_bucket{tier=\"cold\",le=\"2e-06\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_bucket{tier=\"cold\",le=\"4.194304\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_bucket{tier=\"cold\",le=\"+Inf\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_count{tier=\"cold\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_count{tier=\"hot\"} 0\n"));
+}
+
+TEST(ExporterFamilies, EveryNumberOfMetricsIsExported) {
+  // Metrics is nothing but 64-bit atomics: each of them, set alone, must change the text.
+  static_assert(sizeof(Metrics) % sizeof(std::atomic<uint64_t>) == 0);
+  constexpr size_t kNumbers = sizeof(Metrics) / sizeof(std::atomic<uint64_t>);
+  const ExporterLabels labels{.tiers = {"a", "b", "c", "d"}, .version = "v"};
+  auto metrics = std::make_unique<Metrics>();
+  auto* numbers = reinterpret_cast<std::atomic<uint64_t>*>(metrics.get());
+  // A move never ends where it began, and never in a put.
+  std::set<const void*> unused;
+  const auto skip = [&](const Metrics::Move& move) {
+    for (const Counter* counter : {&move.blocks, &move.bytes, &move.requantized, &move.failed})
+      unused.insert(counter);
+  };
+  for (int from = 0; from <= kMaxTiers; ++from) {
+    skip(metrics->moves[from][kMaxTiers]);
+    if (from < kMaxTiers) skip(metrics->moves[from][from]);
+  }
+  const std::string nothing = TextOf(*metrics, labels);
+  for (size_t i = 0; i < kNumbers; ++i) {
+    if (unused.contains(&numbers[i])) continue;
+    numbers[i].store(1'000'000'000);
+    EXPECT_NE(TextOf(*metrics, labels), nothing) << "number " << i << " of metrics.h is in no family";
+    numbers[i].store(0);
+  }
+}
+
+TEST(ExporterFamilies, NamesTypesAndHelpFollowPrometheus) {
+  const Metrics metrics;
+  std::set<std::string> names;
+  for (const prometheus::MetricFamily& family : CollectFamilies(metrics, kLabels)) {
+    EXPECT_TRUE(names.insert(family.name).second) << family.name << " twice";
+    EXPECT_TRUE(std::regex_match(family.name, std::regex("kvtier_[a-z0-9_]+"))) << family.name;
+    EXPECT_FALSE(family.help.empty()) << family.name;
+    EXPECT_EQ(family.help.back(), '.') << family.name;
+    EXPECT_FALSE(family.metric.empty()) << family.name;
+    const bool total = family.name.size() > 6 && family.name.ends_with("_total");
+    EXPECT_EQ(family.type == prometheus::MetricType::Counter, total) << family.name;
+  }
+}
+
+TEST(ExporterFamilies, OnlyTheTiersThereAreAppear) {
+  const Metrics metrics;
+  const std::string text = TextOf(metrics, {.tiers = {"warm"}, .version = "v"});
+  EXPECT_THAT(text, HasSubstr("kvtier_tier_used_bytes{tier=\"warm\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("kvtier_moved_blocks_total{from=\"put\",to=\"warm\"} 0\n"));
+  EXPECT_EQ(text.find("tier=\"\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvtier
