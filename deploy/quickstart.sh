@@ -84,7 +84,7 @@ main() {
   "$build/bin/kvtier-quickstart" climb "$state/kvtierd.sock" tests/data "$state"
 
   step "the same errors by an independent implementation (numpy)"
-  /usr/bin/python3 -B tests/reference/errors.py tests/data "$state/errors.csv"
+  /usr/bin/python3 -B deploy/quickstart/compare_errors.py tests/data tests/reference/errors.py "$state/errors.csv"
 
   step "metrics at http://$metrics/metrics"
   "$build/bin/kvtierctl" --socket "$state/kvtierd.sock" tiers

@@ -73,7 +73,10 @@ Status Ladder::Fetch(const Conversation& conversation) {
   }
   // Attention reads the whole sequence, so it is the error of one rung only when all blocks came from there.
   Rung& rung = rungs_[*seen.begin()];
-  if (seen.size() == 1 && !rung.attention_error) rung.attention_error = AttentionError(real, kv);
+  if (seen.size() == 1 && !rung.attention_error) {
+    rung.attention_error = AttentionError(real, kv);
+    errors_[real.name + ",attention,,," + PrecisionName(seen.begin()->precision)] = *rung.attention_error;
+  }
   return Status::Ok();
 }
 
@@ -98,16 +101,18 @@ Status Ladder::CheckLayers(const RealKv& real, uint32_t block, const FetchedBloc
   for (uint32_t layer = 0; layer < RealKv::kLayers; ++layer) {
     const double k = LayerError(real, layer, 0, block, kv);
     const double v = LayerError(real, layer, 1, block, kv);
-    const std::string what = real.name + "," + std::to_string(layer) + "," + std::to_string(block) + "," +
-                             PrecisionName(precision);
+    const std::string where =
+        "," + std::to_string(layer) + "," + std::to_string(block) + "," + PrecisionName(precision);
     if (precision == KVTIER_BITS16 && (k != 0 || v != 0))
-      return Status(Code::kDataLoss, what + " is not bit-exact");
+      return Status(Code::kDataLoss, real.name + where + " is not bit-exact");
     if (!SameError(k, fetched.k_reported[layer]) || !SameError(v, fetched.v_reported[layer])) {
-      return Status(Code::kDataLoss, what + ": measured K " + std::to_string(k) + " V " + std::to_string(v) +
-                                         ", reported K " + std::to_string(fetched.k_reported[layer]) + " V " +
+      return Status(Code::kDataLoss, real.name + where + ": measured K " + std::to_string(k) + " V " +
+                                         std::to_string(v) + ", reported K " +
+                                         std::to_string(fetched.k_reported[layer]) + " V " +
                                          std::to_string(fetched.v_reported[layer]));
     }
-    errors_[what] = {k, v};
+    errors_[real.name + ",k" + where] = k;
+    errors_[real.name + ",v" + where] = v;
     rung->k_measured += k * k;
     rung->v_measured += v * v;
     rung->k_reported += fetched.k_reported[layer] * fetched.k_reported[layer];
@@ -142,9 +147,9 @@ void Ladder::PrintTable(const std::vector<std::string>& tier_names) const {
 
 Status Ladder::WriteErrors(const std::string& path) const {
   std::ofstream file(path);
-  file << "model,layer,block,precision,k_error,v_error\n";
+  file << "model,what,layer,block,precision,error\n";
   file.precision(9);
-  for (const auto& [what, errors] : errors_) file << what << "," << errors.k << "," << errors.v << "\n";
+  for (const auto& [what, error] : errors_) file << what << "," << error << "\n";
   file.close();
   return file ? Status::Ok() : Status(Code::kUnavailable, "cannot write " + path);
 }

@@ -38,22 +38,18 @@ class Ladder {
   Result<RungId> FetchBlock(const Conversation& conversation, uint32_t block, std::vector<uint16_t>* kv);
 
   void PrintTable(const std::vector<std::string>& tier_names) const;
-  /// model,layer,block,precision,k_error,v_error, as measured: for the comparison with the numpy reference.
+  /// model,what,layer,block,precision,error as measured, for the comparison with the numpy reference.
   Status WriteErrors(const std::string& path) const;
   uint64_t blocks() const { return blocks_; }
   /// Blocks that came from this tier.
   uint64_t BlocksFrom(uint32_t tier) const;
 
  private:
-  struct LayerErrors {
-    double k, v;
-  };
-
   Status CheckLayers(const RealKv& real, uint32_t block, const FetchedBlock& fetched,
                      const std::vector<uint16_t>& kv, Rung* rung);
 
   std::map<RungId, Rung> rungs_;
-  std::map<std::string, LayerErrors> errors_;  ///< by "model,layer,block,precision"
+  std::map<std::string, double> errors_;  ///< by "model,what,layer,block,precision"
   uint64_t blocks_ = 0;
 };
 

@@ -145,7 +145,7 @@ Status RunFlood(const Flood& flood, const Options& options, std::span<std::byte>
   KVTIER_TRY(run.PutAll(ledger));
   const double seconds = NowSeconds() - start;
   KVTIER_TRY(run.FetchAllAgain(ledger));
-  KVTIER_ASSIGN(ledger.evicted, daemon->Metric("kvtier_evictions_total"));
+  KVTIER_ASSIGN(ledger.evicted, daemon->Metric("kvtier_tier_evictions_total"));
 
   const double gigabytes = static_cast<double>(flood.shape.block_bytes() * flood.puts) / 1e9;
   report.Figure(flood.name + ": put", gigabytes / seconds, "GB/s");
