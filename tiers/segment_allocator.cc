@@ -25,10 +25,16 @@ void SegmentAllocator::Recover(const RecoveredSegment& found) {
   next_sequence_ = std::max(next_sequence_, found.sequence + 1);
 }
 
+bool SegmentAllocator::Knows(const Place& place) const {
+  if (place.container >= limit_) return false;
+  const Segment& segment = segments_[place.container];
+  return segment.sequence != 0 && segment.sequence == place.epoch &&
+         place.offset + place.bytes <= segment.append_at;
+}
+
 void SegmentAllocator::RecoverRecord(const Place& place, uint32_t owner) {
-  KVTIER_CHECK(place.container < limit_);
+  KVTIER_CHECK(Knows(place));
   Segment& segment = segments_[place.container];
-  KVTIER_CHECK(segment.sequence == place.epoch && place.offset + place.bytes <= segment.append_at);
   segment.records.push_back({.owner = owner, .offset = place.offset});
   segment.live_bytes += place.bytes;
   live_bytes_ += place.bytes;

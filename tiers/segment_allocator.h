@@ -20,6 +20,8 @@ class SegmentAllocator {
 
   /// What was found at start; before the first Append. Records that are kept follow by RecoverRecord.
   void Recover(const RecoveredSegment& segment);
+  /// Whether the place is a record of a segment that was recovered.
+  bool Knows(const Place& place) const;
   void RecoverRecord(const Place& place, uint32_t owner);
 
   bool CouldFit(uint64_t record_bytes) const {

@@ -13,7 +13,8 @@
 
 namespace kvtier {
 
-/// Runs on the engine thread: hand the result on, never block. Called exactly once for every command that was queued.
+/// Runs on the engine thread: hand the result on, never block. Called exactly once for every command that was
+/// queued.
 template <typename T>
 using Reply = std::function<void(Result<T>)>;
 struct Done {};
@@ -25,8 +26,9 @@ enum class Durability : uint8_t { kMemory = 0, kDurable = 1 };
 struct OpenedSession {
   TenantId tenant;
 };
-/// The reply runs in the order of arena events: arenas published before it must be announced to the new session by the
-/// receiver of the reply (EngineEvents::OnSessionArena is called for each of them just before the reply).
+/// The reply runs in the order of arena events: arenas published before it must be announced to the new
+/// session by the receiver of the reply (EngineEvents::OnSessionArena is called for each of them just before
+/// the reply).
 struct OpenSession {
   SessionId session;
   std::string tenant_name;  ///< "uid:1000"
@@ -67,9 +69,10 @@ struct LookupReply {
     Precision precision = Precision::kNone;  ///< best copy
     TierId tier;                             ///< highest tier that holds it
   };
-  std::vector<Block> run;         ///< the unbroken run from the first key
-  bool next_pending = false;      ///< the first key after the run is being stored
-  std::vector<TailChild> tails;   ///< tail children of the last matched block (of `parent` when nothing matched)
+  std::vector<Block> run;     ///< the unbroken run from the first key
+  bool next_pending = false;  ///< the first key after the run is being stored
+  std::vector<TailChild>
+      tails;  ///< tail children of the last matched block (of `parent` when nothing matched)
 };
 /// Never pins, never moves.
 struct Lookup {
@@ -94,11 +97,14 @@ struct AcquiredBlock {
 };
 struct AcquireReply {
   std::vector<AcquiredBlock> run;
-  std::vector<AcquiredBlock> tails;  ///< children of the last block of the run, when asked for and the run is complete
-  Code stopped_by = Code::kOk;       ///< why the run ends before the last key: kNotFound, kPending, kDeadlineExceeded, kResourceExhausted
+  std::vector<AcquiredBlock>
+      tails;  ///< children of the last block of the run, when asked for and the run is complete
+  Code stopped_by = Code::kOk;  ///< why the run ends before the last key: kNotFound, kPending,
+                                ///< kDeadlineExceeded, kResourceExhausted
   TimePoint expires;
 };
-/// Match and pin in one atomic step; promotes what no host tier holds. Answers by `deadline` with what is there.
+/// Match and pin in one atomic step; promotes what no host tier holds. Answers by `deadline` with what is
+/// there.
 struct Acquire {
   SessionId session;
   ModelId model;
@@ -154,7 +160,8 @@ struct Put {
   std::vector<PutBlock> blocks;
   Reply<PutReply> reply;
 };
-/// Answers when the blocks of a durable put are synced on a persistent tier (or could not be). kStale: unknown ticket.
+/// Answers when the blocks of a durable put are synced on a persistent tier (or could not be). kStale:
+/// unknown ticket.
 struct WaitTicket {
   SessionId session;
   TicketId ticket;
@@ -193,7 +200,8 @@ struct TierStats {
 };
 struct StatsReply {
   std::vector<TierStats> tiers;
-  uint64_t table_entries = 0, leases_live = 0, sessions = 0, models = 0, jobs_in_flight = 0, command_queue_depth = 0;
+  uint64_t table_entries = 0, leases_live = 0, sessions = 0, models = 0, jobs_in_flight = 0,
+           command_queue_depth = 0;
 };
 struct Stats {
   Reply<StatsReply> reply;
@@ -246,16 +254,18 @@ struct AdminVerify {
   TierId tier;
   Reply<VerifyReply> reply;
 };
-/// Brings every block that has no persistent copy to the persistent tier and stops taking puts: before a planned stop.
+/// Brings every block that has no persistent copy to the persistent tier and stops taking puts: before a
+/// planned stop.
 struct AdminDrain {
   Reply<uint64_t> reply;
 };
 
-using CommandBody = std::variant<OpenSession, CloseSession, ArenaUnmapped, RegisterModel, Lookup, Acquire, Release, Renew, Put,
-                                 WaitTicket, Prefetch, Cancel, Remove, Stats, ListModels, ListBlocks, AdminDemote, AdminEvict,
-                                 AdminVerify, AdminDrain>;
+using CommandBody = std::variant<OpenSession, CloseSession, ArenaUnmapped, RegisterModel, Lookup, Acquire,
+                                 Release, Renew, Put, WaitTicket, Prefetch, Cancel, Remove, Stats, ListModels,
+                                 ListBlocks, AdminDemote, AdminEvict, AdminVerify, AdminDrain>;
 
-/// What the service sends to the engine. Late commands (past `deadline` when they are reached) answer kDeadlineExceeded.
+/// What the service sends to the engine. Late commands (past `deadline` when they are reached) answer
+/// kDeadlineExceeded.
 struct Command {
   TimePoint deadline;
   CommandBody body;

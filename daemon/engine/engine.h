@@ -17,9 +17,9 @@ struct TierOptions {
   std::string name;  ///< "hot", "warm", "cold"
   MediumKind kind = MediumKind::kHost;
   uint64_t capacity_bytes = 0;
-  CodecId codec = CodecId::kRaw16;  ///< what a block becomes when it comes here
-  double high_watermark = 0.95;     ///< background demotion starts above, of capacity
-  double low_watermark = 0.90;      ///< and stops below
+  CodecId codec = CodecId::kRaw16;              ///< what a block becomes when it comes here
+  double high_watermark = 0.95;                 ///< background demotion starts above, of capacity
+  double low_watermark = 0.90;                  ///< and stops below
   uint64_t segment_bytes = uint64_t{64} << 20;  ///< nvme only
   Medium* medium = nullptr;
 };
@@ -38,6 +38,7 @@ struct EngineLimits {
 struct EngineOptions {
   std::vector<TierOptions> tiers;  ///< highest first, 1..kMaxTiers; at least one host tier
   EngineLimits limits;
+  uint64_t hash_seed = 0;  ///< random per boot, so that clients cannot aim keys at one bucket of the table
 };
 
 /// What the engine tells the session thread, on the engine thread; never blocks.
@@ -67,11 +68,12 @@ class Engine {
   };
   /// `recovery` has one element per tier (empty for host tiers).
   /// Errors: kInvalidArgument for options that cannot work, naming the option.
-  static Result<std::unique_ptr<Engine>> Make(EngineOptions options, Deps deps, std::vector<ColdRecovery> recovery);
+  static Result<std::unique_ptr<Engine>> Make(EngineOptions options, Deps deps,
+                                              std::vector<ColdRecovery> recovery);
   virtual ~Engine() = default;
 
-  /// One step at time `now`. Returns when the next step is due even if nothing arrives (kNoTime: never); a value <= now
-  /// means that there is more to do at once.
+  /// One step at time `now`. Returns when the next step is due even if nothing arrives (kNoTime: never); a
+  /// value <= now means that there is more to do at once.
   virtual TimePoint Step(TimePoint now) = 0;
 
   /// Asserts every invariant of the table against the allocators (slow; tests and `kvtierctl verify`).

@@ -48,7 +48,16 @@ class BoundedQueue {
     return PopLocked();
   }
 
-  /// Makes a waiting PopUntil return empty: something else wants the consumer's attention.
+  /// Waits like PopUntil, but takes nothing.
+  void WaitUntil(TimePoint deadline) {
+    std::unique_lock lock(mutex_);
+    ++waiters_;
+    ready_.wait_until(lock, deadline, [&] { return !items_.empty() || closed_ || woken_; });
+    --waiters_;
+    woken_ = false;
+  }
+
+  /// Makes a waiting PopUntil or WaitUntil return: something else wants the consumer's attention.
   void Wake() {
     {
       std::lock_guard lock(mutex_);

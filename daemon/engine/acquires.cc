@@ -1,0 +1,300 @@
+#include <algorithm>
+#include <utility>
+
+#include "daemon/engine/engine_impl.h"
+#include "tiers/base/check.h"
+
+namespace kvtier {
+namespace {
+
+/// What a client is told when the promotion that it waited for fails.
+Code StopCode(const Status& status) {
+  switch (status.code()) {
+    case Code::kResourceExhausted:
+    case Code::kDeadlineExceeded:
+    case Code::kUnavailable:
+      return status.code();
+    default:
+      return Code::kNotFound;  // corrupt or removed meanwhile: a miss
+  }
+}
+
+}  // namespace
+
+Status EngineImpl::CheckAcquire(const Acquire& c) {
+  const Session* session = FindSession(c.session);
+  if (session == nullptr) return Status(Code::kStale, "the session is not open");
+  KVTIER_TRY(CheckModel(*session, c.model));
+  if (c.keys.size() > kMaxKeysPerCall) return Status(Code::kInvalidArgument, "too many keys");
+  if (session->leases.contains(c.lease)) return Status(Code::kAlreadyExists, "the lease id is in use");
+  if (session->leases.size() >= options_.limits.leases_per_session) {
+    return Status(Code::kResourceExhausted, "too many leases in this session");
+  }
+  if (acquires_.size() >= kMaxOperations) return Status(Code::kResourceExhausted, "too many acquires wait");
+  return Status::Ok();
+}
+
+AcquireOp& EngineImpl::StartAcquire(Acquire& c) {
+  const OpId id{next_id_++};
+  AcquireOp& op = acquires_[id];
+  op.id = id;
+  op.session = c.session;
+  op.lease = c.lease;
+  op.model = c.model;
+  op.deadline = current_->deadline;
+  op.started = now_;
+  const Duration ttl = c.ttl > Duration{} ? c.ttl : options_.limits.default_lease_ttl;
+  op.ttl = std::min(ttl, options_.limits.max_lease_ttl);
+  op.want_tails = c.want_tails;
+  op.min_precision = c.min_precision;
+  op.asked = c.keys.size();
+  op.items.reserve(c.keys.size());
+  FindSession(c.session)->leases[c.lease].pending = id;
+  current_op_ = id;
+  return op;
+}
+
+bool EngineImpl::Handle(Acquire& c) {
+  if (cursor_ == 0) {
+    if (Status valid = CheckAcquire(c); !valid.ok()) {
+      if (c.reply) c.reply(std::move(valid));
+      return true;
+    }
+    StartAcquire(c);
+  }
+  AcquireOp& op = acquires_.at(current_op_);
+  Session& session = *FindSession(c.session);
+  for (; cursor_ < c.keys.size(); ++cursor_) {
+    if (budget_ == 0) return false;
+    --budget_;
+    Code why = Code::kOk;
+    const EntryId id = FindReadable(session, c.model, c.keys[cursor_], why);
+    if (id != kNoEntry && AddAcquireItem(op, session, id, op.items, why)) continue;
+    op.stopped_by = why;
+    if (why == Code::kNotFound) CountMiss(session, c.keys[cursor_]);
+    break;
+  }
+  op.reply = std::move(c.reply);
+  CloseAcquireWalk(op, session, c);
+  return true;
+}
+
+bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
+                                std::vector<AcquireOp::Item>& items, Code& why) {
+  const Entry& entry = table_.at(id);
+  const Precision least = std::max(op.min_precision, entry.floor);
+  std::optional<TierId> host, cold;
+  for (const Tier& tier : ladder_.tiers()) {
+    const Precision precision = entry.precision[tier.id.value];
+    if (precision == Precision::kNone || precision < least) continue;
+    std::optional<TierId>& best = tier.host() ? host : cold;
+    if (!best || precision > entry.precision[best->value]) best = tier.id;
+  }
+  const std::optional<TierId> source = host ? host : cold;
+  if (!source) {
+    why = Code::kNotFound;
+    return false;
+  }
+  const Copy& copy = entry.copies[source->value];
+  const std::optional<TierId> reader = host ? host : PromotionTarget(entry, *cold);
+  const uint64_t bytes =
+      host ? copy.place.bytes : ladder_.ClassOf(entry, copy.codec, copy.image_bytes).slot_bytes;
+  if (!reader || !FitsLeaseShare(session, *reader, bytes + op.promised_bytes)) {
+    why = Code::kResourceExhausted;
+    return false;
+  }
+  if (!host) op.promised_bytes += bytes;
+  PinForLease(session, session.leases.at(op.lease), id, *source);
+  items.push_back({.entry = id, .pinned = *source, .served_from = *source, .ready = host.has_value()});
+  return true;
+}
+
+void EngineImpl::CloseAcquireWalk(AcquireOp& op, Session& session, const Acquire& c) {
+  const bool run_ends_here =
+      op.stopped_by == Code::kOk || op.stopped_by == Code::kNotFound || op.stopped_by == Code::kPending;
+  if (op.want_tails && run_ends_here) {
+    std::vector<EntryId> tails;
+    CollectTails(session, c.model, op.items.empty() ? c.parent : c.keys[op.items.size() - 1], tails);
+    for (const EntryId id : tails) {
+      Code why = Code::kOk;
+      if (!AddAcquireItem(op, session, id, op.tails, why)) continue;
+    }
+  }
+  // Everything that is here is pinned now: making room for the rest cannot drive it out.
+  for (uint32_t i = 0; i < op.items.size(); ++i) {
+    if (op.items[i].ready) continue;
+    if (StartAcquirePromotion(op, op.items[i], {Waiter::Kind::kAcquire, op.id, i})) continue;
+    CutAcquire(op, session, i, Code::kResourceExhausted);
+    break;
+  }
+  for (uint32_t i = 0; i < op.tails.size(); ++i) {
+    if (op.tails[i].ready || op.tails[i].failed) continue;
+    if (!StartAcquirePromotion(op, op.tails[i], {Waiter::Kind::kAcquireTail, op.id, i})) {
+      DropTail(op, session, op.tails[i]);
+    }
+  }
+  timers_.Add({op.deadline, TimerKind::kAcquire, op.id.value});
+  AdvanceAcquire(op.id);
+}
+
+bool EngineImpl::StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Item& item, Waiter waiter) {
+  const Entry& entry = table_.at(item.entry);
+  for (const Tier& tier : ladder_.tiers()) {
+    const Copy& copy = entry.copies[tier.id.value];
+    if (!tier.host() || copy.state != CopyState::kWriting) continue;
+    JoinTransfer(copy.transfer, waiter, op.deadline);
+    return true;
+  }
+  const std::optional<TierId> target = PromotionTarget(entry, item.pinned);
+  if (!target) return false;
+  return StartTransfer({.entry = item.entry,
+                        .purpose = Purpose::kPromote,
+                        .from = item.pinned,
+                        .to = *target,
+                        .deadline = op.deadline,
+                        .staged = std::nullopt,
+                        .waiter = waiter}) != TransferId{};
+}
+
+std::optional<TierId> EngineImpl::PromotionTarget(const Entry& entry, TierId from) const {
+  for (size_t i = ladder_.tiers().size(); i-- > 0;) {
+    const Tier& tier = ladder_.tiers()[i];
+    if (tier.host() && entry.copies[i].state == CopyState::kAbsent &&
+        CouldTake(tier, entry, from, Purpose::kPromote)) {
+      return tier.id;
+    }
+  }
+  return std::nullopt;
+}
+
+void EngineImpl::OnAcquireTransfer(const Waiter& waiter, const Transfer& transfer, const Status& status) {
+  const auto found = acquires_.find(waiter.op);
+  if (found == acquires_.end()) return;
+  AcquireOp& op = found->second;
+  Session& session = *FindSession(op.session);
+  const bool is_tail = waiter.kind == Waiter::Kind::kAcquireTail;
+  std::vector<AcquireOp::Item>& items = is_tail ? op.tails : op.items;
+  if (waiter.index >= items.size() || items[waiter.index].entry != transfer.entry)
+    return;  // cut off meanwhile
+  AcquireOp::Item& item = items[waiter.index];
+  if (item.ready || item.failed) return;
+  const Entry& entry = table_.at(item.entry);
+  Code why = status.ok() ? Code::kOk : StopCode(status);
+  if (status.ok()) {
+    const Copy& copy = entry.copies[transfer.to.value];
+    if (entry.precision[transfer.to.value] < std::max(op.min_precision, entry.floor)) why = Code::kNotFound;
+    if (!FitsLeaseShare(session, transfer.to, copy.place.bytes)) why = Code::kResourceExhausted;
+  }
+  if (why == Code::kOk) {
+    Lease& lease = session.leases.at(op.lease);
+    PinForLease(session, lease, item.entry, transfer.to);
+    UnpinForLease(session, lease, item.entry, item.pinned);
+    item.pinned = transfer.to;
+    item.ready = true;
+  } else if (is_tail) {
+    DropTail(op, session, item);
+  } else {
+    CutAcquire(op, session, waiter.index, why);
+  }
+  AdvanceAcquire(op.id);
+}
+
+void EngineImpl::CutAcquire(AcquireOp& op, Session& session, size_t at, Code why) {
+  if (at >= op.items.size()) return;
+  Lease& lease = session.leases.at(op.lease);
+  for (AcquireOp::Item& tail : op.tails) DropTail(op, session, tail);
+  while (op.items.size() > at) {
+    UnpinForLease(session, lease, op.items.back().entry, op.items.back().pinned);
+    op.items.pop_back();
+  }
+  op.ready_prefix = std::min(op.ready_prefix, at);
+  op.stopped_by = why;
+}
+
+void EngineImpl::DropTail(AcquireOp& op, Session& session, AcquireOp::Item& tail) {
+  if (tail.failed) return;
+  tail.failed = true;
+  UnpinForLease(session, session.leases.at(op.lease), tail.entry, tail.pinned);
+}
+
+void EngineImpl::AdvanceAcquire(OpId id) {
+  AcquireOp& op = acquires_.at(id);
+  while (op.ready_prefix < op.items.size() && op.items[op.ready_prefix].ready) ++op.ready_prefix;
+  const bool tails_settled = std::all_of(op.tails.begin(), op.tails.end(), [](const AcquireOp::Item& tail) {
+    return tail.ready || tail.failed;
+  });
+  if (op.ready_prefix == op.items.size() && tails_settled) FinishAcquire(id);
+}
+
+void EngineImpl::FinishAcquire(OpId id) {
+  const auto found = acquires_.find(id);
+  KVTIER_CHECK(found != acquires_.end());
+  AcquireOp op = std::move(found->second);
+  acquires_.erase(found);
+  timers_.Cancel({op.deadline, TimerKind::kAcquire, op.id.value});
+  Session& session = *FindSession(op.session);
+  for (AcquireOp::Item& tail : op.tails) {
+    if (!tail.ready) DropTail(op, session, tail);
+  }
+  AcquireReply reply;
+  reply.stopped_by = op.stopped_by;
+  for (const AcquireOp::Item& item : op.items) reply.run.push_back(DescribeAcquired(item));
+  for (const AcquireOp::Item& tail : op.tails) {
+    if (!tail.failed) reply.tails.push_back(DescribeAcquired(tail));
+  }
+  CountAcquire(op);
+  Lease& lease = session.leases.at(op.lease);
+  if (lease.pins.empty()) {
+    session.leases.erase(op.lease);  // nothing to hold, nothing to release
+  } else {
+    lease.pending = {};
+    lease.expires = now_ + op.ttl;
+    timers_.Add({lease.expires, TimerKind::kLease, op.session.value, op.lease.value});
+    metrics_.leases_granted.Add();
+    metrics_.leases_live.Add(1);
+    reply.expires = lease.expires;
+  }
+  if (op.reply) op.reply(std::move(reply));
+}
+
+void EngineImpl::FailAcquire(OpId id, Code code) {
+  const auto found = acquires_.find(id);
+  KVTIER_CHECK(found != acquires_.end());
+  AcquireOp op = std::move(found->second);
+  acquires_.erase(found);
+  timers_.Cancel({op.deadline, TimerKind::kAcquire, op.id.value});
+  EndLease(*FindSession(op.session), op.lease);
+  Fail(op.reply, code, "the acquire was given up");
+}
+
+void EngineImpl::CountAcquire(const AcquireOp& op) const {
+  metrics_.acquires.Add();
+  metrics_.acquired_blocks.Add(op.items.size());
+  metrics_.missed_blocks.Add(op.asked - op.items.size());
+  if (!op.items.empty() && op.items.size() < op.asked) metrics_.partial_acquires.Add();
+  TierId slowest{};
+  for (const AcquireOp::Item& item : op.items) {
+    const Precision precision = FindCodec(table_.at(item.entry).copies[item.pinned.value].codec)->precision;
+    metrics_.tier[item.served_from.value].hits[static_cast<size_t>(precision)].Add();
+    slowest = std::max(slowest, item.served_from);
+  }
+  if (op.items.empty()) return;
+  metrics_.tier[slowest.value].acquire_latency.Observe(static_cast<uint64_t>((now_ - op.started).count()));
+}
+
+AcquiredBlock EngineImpl::DescribeAcquired(const AcquireOp::Item& item) const {
+  const Entry& entry = table_.at(item.entry);
+  const Copy& copy = entry.copies[item.pinned.value];
+  return {.key = entry.key,
+          .tokens = entry.tokens,
+          .first_position = entry.first_position,
+          .codec = copy.codec,
+          .precision = FindCodec(copy.codec)->precision,
+          .served_from = item.served_from,
+          .image_bytes = copy.image_bytes,
+          .place = copy.place,
+          .k_error = copy.k_error,
+          .v_error = copy.v_error};
+}
+
+}  // namespace kvtier

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "daemon/engine/entry.h"
+#include "tiers/base/status.h"
+
+namespace kvtier {
+
+/// A parent keeps at most this many tail children; the oldest goes.
+inline constexpr size_t kMaxTailsPerParent = 4;
+
+/// All blocks by (tenant, key), and the tail children by (tenant, parent). Rows stay where they are until
+/// erased. Threads: single-owner. Owns the rows; knows nothing of tiers.
+class BlockTable {
+ public:
+  /// `hash_seed` keeps clients, who choose keys, from aiming at one bucket.
+  BlockTable(uint64_t max_entries, uint64_t hash_seed);
+
+  /// kNoEntry when there is none.
+  EntryId Find(TenantId tenant, const Key& key) const;
+  /// Brings what Find will read closer.
+  void Prefetch(TenantId tenant, const Key& key) const;
+  /// A new row under a key that is not there. Errors: kResourceExhausted at max_entries rows.
+  Result<EntryId> Create(TenantId tenant, const Key& key);
+  /// From now on a miss; the row stays until Erase, and the key can be created anew.
+  void Detach(EntryId id);
+  /// Of a detached row.
+  void Erase(EntryId id);
+
+  Entry& at(EntryId id) { return chunks_[id.value / kChunkRows][id.value % kChunkRows]; }
+  const Entry& at(EntryId id) const { return chunks_[id.value / kChunkRows][id.value % kChunkRows]; }
+
+  /// Rows ever made: ids are below this. Rows that are not live have neither copies nor in_table.
+  uint32_t row_limit() const { return rows_made_; }
+  bool live(EntryId id) const { return live_[id.value]; }
+  uint64_t live_rows() const { return rows_made_ - free_.size(); }
+  uint64_t bytes() const;
+
+  /// Tail children of a parent in the order they came, at most kMaxTailsPerParent once the caller removed the
+  /// oldest.
+  const std::vector<EntryId>& Tails(TenantId tenant, const Key& parent) const;
+  void AddTail(EntryId tail);
+  void RemoveTail(EntryId tail);
+
+ private:
+  static constexpr uint32_t kChunkRows = 1024;
+  struct Name {
+    TenantId tenant;
+    Key key;
+    friend bool operator==(const Name&, const Name&) = default;
+  };
+  struct SeededHash {
+    uint64_t seed;
+    size_t operator()(const Name& name) const;
+  };
+
+  const uint64_t max_entries_;
+  absl::flat_hash_map<Name, EntryId, SeededHash> index_;
+  absl::flat_hash_map<Name, std::vector<EntryId>, SeededHash> tails_;
+  std::vector<std::unique_ptr<Entry[]>> chunks_;
+  std::vector<EntryId> free_;
+  std::vector<bool> live_;
+  uint32_t rows_made_ = 0;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,235 @@
+#include "daemon/engine/engine_impl.h"
+
+#include <utility>
+
+#include "tiers/base/check.h"
+
+namespace kvtier {
+namespace {
+
+Status Invalid(std::string text) {
+  return Status(Code::kInvalidArgument, std::move(text));
+}
+
+Status CheckTier(const TierOptions& tier) {
+  const std::string name = "tier \"" + tier.name + "\": ";
+  if (tier.capacity_bytes == 0) return Invalid(name + "capacity is 0");
+  if (tier.medium == nullptr) return Invalid(name + "has no medium");
+  if (FindCodec(tier.codec) == nullptr) return Invalid(name + "codec is not in this build");
+  if (!(tier.low_watermark > 0 && tier.low_watermark <= tier.high_watermark && tier.high_watermark <= 1)) {
+    return Invalid(name + "watermarks must be 0 < low <= high <= 1");
+  }
+  if (tier.kind != MediumKind::kNvme) return Status::Ok();
+  if (tier.segment_bytes < 2 * kSlotAlign || tier.segment_bytes % kSlotAlign != 0) {
+    return Invalid(name + "segment size must be a multiple of 4096, at least 8192");
+  }
+  if (ColdSegmentLimit(tier.capacity_bytes, tier.segment_bytes) < 2) {
+    return Invalid(name + "capacity is below two segments");
+  }
+  return Status::Ok();
+}
+
+Status CheckOptions(const EngineOptions& options, const Engine::Deps& deps, size_t recoveries) {
+  if (options.tiers.empty() || options.tiers.size() > kMaxTiers) {
+    return Invalid("there must be 1 to " + std::to_string(kMaxTiers) + " tiers");
+  }
+  bool any_host = false;
+  for (const TierOptions& tier : options.tiers) {
+    KVTIER_TRY(CheckTier(tier));
+    any_host |= tier.kind == MediumKind::kHost;
+  }
+  if (!any_host) return Invalid("there must be a host tier: what is read goes through it");
+  if (recoveries > options.tiers.size()) return Invalid("more recoveries than tiers");
+  const EngineLimits& limits = options.limits;
+  if (limits.jobs_in_flight == 0) return Invalid("jobs_in_flight is 0");
+  if (!(limits.lease_share > 0 && limits.lease_share <= 1)) return Invalid("lease_share must be in (0, 1]");
+  const size_t least = limits.jobs_in_flight;
+  if (deps.jobs.capacity() < least || deps.cold_jobs.capacity() < least ||
+      deps.completions.capacity() < least) {
+    return Invalid("job and completion queues must hold jobs_in_flight");
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::Make(EngineOptions options, Deps deps,
+                                             std::vector<ColdRecovery> recovery) {
+  KVTIER_TRY(CheckOptions(options, deps, recovery.size()));
+  auto engine = std::make_unique<EngineImpl>(std::move(options), deps);
+  engine->Recover(std::move(recovery));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+EngineImpl::EngineImpl(EngineOptions options, Deps deps)
+    : options_(std::move(options)),
+      deps_(deps),
+      metrics_(deps.metrics),
+      table_(options_.limits.max_entries, options_.hash_seed),
+      ladder_(options_.tiers, table_, models_, metrics_) {}
+
+TimePoint EngineImpl::Step(TimePoint now) {
+  now_ = now;
+  budget_ = kKeysPerStep;
+  TakeCompletions();
+  FireTimers();
+  TakeCommands();
+  const bool sweeping = AdvanceSweeps();
+  Pump();
+  DispatchJobs();
+  PublishGauges();
+  if (current_ || sweeping || pump_again_ || deps_.commands.size() > 0 || deps_.completions.size() > 0)
+    return now_;
+  return timers_.next();
+}
+
+void EngineImpl::TakeCompletions() {
+  for (size_t left = deps_.completions.capacity(); left > 0; --left) {
+    std::optional<Completion> completion = deps_.completions.TryPop();
+    if (!completion) return;
+    OnCompletion(*std::move(completion));
+  }
+}
+
+void EngineImpl::TakeCommands() {
+  while (budget_ > 0) {
+    if (!current_) {
+      current_ = deps_.commands.TryPop();
+      if (!current_) return;
+      cursor_ = 0;
+      --budget_;
+      const bool late = current_->deadline <= now_;
+      if (late) {
+        metrics_.commands_late.Add();
+        const bool dropped = std::visit(
+            [](auto& c) {
+              // What frees something is never too late.
+              using C = std::decay_t<decltype(c)>;
+              if constexpr (std::is_same_v<C, ArenaUnmapped> || std::is_same_v<C, CloseSession> ||
+                            std::is_same_v<C, Release> || std::is_same_v<C, Cancel>) {
+                return false;
+              } else {
+                Fail(c.reply, Code::kDeadlineExceeded, "the command waited past its deadline");
+                return true;
+              }
+            },
+            current_->body);
+        if (dropped) {
+          current_.reset();
+          continue;
+        }
+      }
+    }
+    if (!std::visit([this](auto& c) { return Handle(c); }, current_->body)) return;
+    current_.reset();
+  }
+}
+
+void EngineImpl::FireTimers() {
+  while (std::optional<Timer> timer = timers_.PopDue(now_)) FireTimer(*timer);
+}
+
+void EngineImpl::FireTimer(const Timer& timer) {
+  switch (timer.kind) {
+    case TimerKind::kLease:
+      return ExpireLease(SessionId{timer.a}, LeaseId{timer.b});
+    case TimerKind::kTransfer:
+      return AbortSeeking(TransferId{timer.a}, Code::kDeadlineExceeded);
+    case TimerKind::kAcquire: {
+      const auto op = acquires_.find(OpId{timer.a});
+      if (op == acquires_.end()) return;
+      Session* session = FindSession(op->second.session);
+      CutAcquire(op->second, *session, op->second.ready_prefix, Code::kDeadlineExceeded);
+      return FinishAcquire(OpId{timer.a});
+    }
+    case TimerKind::kPut:
+      return ExpirePut(OpId{timer.a});
+    case TimerKind::kTicketWait:
+      return ExpireTicketWait(SessionId{timer.a}, timer.b);
+    case TimerKind::kExpiry: {
+      const EntryId id{static_cast<uint32_t>(timer.a)};
+      const Entry& entry = table_.at(id);
+      if (table_.live(id) && entry.generation == timer.b && entry.in_table) RemoveBlock(id, Reason::kExpired);
+      return;
+    }
+    case TimerKind::kCircuit:
+    case TimerKind::kReclaim:
+      return;  // the step that they cause is what matters
+  }
+}
+
+void EngineImpl::OnCompletion(Completion completion) {
+  const auto found = jobs_.find(completion.id);
+  KVTIER_CHECK(found != jobs_.end());
+  const PendingJob job = found->second;
+  jobs_.erase(found);
+  KVTIER_CHECK(jobs_in_flight_ > 0);
+  --jobs_in_flight_;
+  switch (job.kind) {
+    case PendingJob::Kind::kMove:
+      return OnMoveDone(job.transfer, std::move(completion));
+    case PendingJob::Kind::kCommit:
+      return OnCommitDone(job.transfer, completion.status);
+    case PendingJob::Kind::kCreateArena:
+      return OnArenaCreated(job, completion.status);
+    case PendingJob::Kind::kDestroyArena:
+      return OnArenaDestroyed(job);
+    case PendingJob::Kind::kVerify:
+      return OnVerifyDone(job, completion);
+    case PendingJob::Kind::kErase:
+      // The records are dead for this engine already; a scan after a crash may find them, whole.
+      if (!completion.status.ok()) ladder_.at(job.tier).metrics->write_errors.Add();
+      return;
+    case PendingJob::Kind::kRecycle:
+      return OnRecycled(job, completion.status);
+    case PendingJob::Kind::kPutModel:
+      return OnPutModelDone(job.model, completion.status);
+  }
+}
+
+void EngineImpl::Enqueue(PendingJob pending, decltype(Job::work) work) {
+  const JobId id{next_id_++};
+  jobs_.emplace(id, pending);
+  job_backlog_.push_back({.id = id, .work = std::move(work)});
+}
+
+void EngineImpl::EnqueueCold(PendingJob pending, decltype(ColdJob::work) work) {
+  const JobId id{next_id_++};
+  jobs_.emplace(id, pending);
+  cold_backlog_.push_back({.id = id, .work = std::move(work)});
+}
+
+void EngineImpl::DispatchJobs() {
+  const uint32_t limit = options_.limits.jobs_in_flight;
+  while (jobs_in_flight_ < limit && !cold_backlog_.empty()) {
+    if (!deps_.cold_jobs.TryPush(std::move(cold_backlog_.front()))) break;
+    cold_backlog_.pop_front();
+    ++jobs_in_flight_;
+  }
+  while (jobs_in_flight_ < limit && !job_backlog_.empty()) {
+    if (!deps_.jobs.TryPush(std::move(job_backlog_.front()))) break;
+    job_backlog_.pop_front();
+    ++jobs_in_flight_;
+  }
+}
+
+void EngineImpl::PublishGauges() {
+  ladder_.PublishGauges();
+  metrics_.table_entries.Set(static_cast<int64_t>(table_.live_rows()));
+  metrics_.table_bytes.Set(static_cast<int64_t>(table_.bytes()));
+  metrics_.sessions.Set(static_cast<int64_t>(sessions_.size()));
+  metrics_.models.Set(static_cast<int64_t>(models_.models().size()));
+  metrics_.command_queue_depth.Set(static_cast<int64_t>(deps_.commands.size()));
+  metrics_.job_queue_depth.Set(static_cast<int64_t>(jobs_.size()));
+}
+
+uint64_t EngineImpl::Outstanding() const {
+  uint64_t waits = 0;
+  for (const auto& [id, session] : sessions_) {
+    for (const auto& [ticket_id, ticket] : session.tickets) waits += ticket.waits.size();
+  }
+  return jobs_.size() + transfers_.size() + puts_.size() + acquires_.size() + prefetches_.size() +
+         sweeps_.size() + waits + (current_ ? 1 : 0);
+}
+
+}  // namespace kvtier

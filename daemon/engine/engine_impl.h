@@ -1,0 +1,285 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <unordered_map>
+
+#include "daemon/engine/engine.h"
+#include "daemon/engine/ghost_list.h"
+#include "daemon/engine/ladder.h"
+#include "daemon/engine/operations.h"
+
+namespace kvtier {
+
+// Bounds of what the engine holds at once; beyond them a request is refused with kResourceExhausted.
+inline constexpr size_t kMaxTransfers = 4096;   ///< blocks under way or waiting for space
+inline constexpr size_t kMaxOperations = 8192;  ///< requests that wait for something
+inline constexpr size_t kMaxTicketsPerSession = 1024;
+inline constexpr size_t kDoneTicketsPerSession = 256;  ///< kept for a late WaitTicket; the oldest goes
+inline constexpr size_t kMaxWaitsPerTicket = 8;
+inline constexpr uint32_t kMaxDemotionsPerTier = 32;
+inline constexpr uint32_t kSweepJobs = 16;           ///< moves or verifies in flight of one sweep
+inline constexpr uint32_t kSweepRowsPerStep = 4096;  ///< rows looked at
+inline constexpr size_t kEraseBatch = 512;
+inline constexpr uint32_t kRebalanceEvery = 32;  ///< evictions of a class between looks at the other classes
+inline constexpr int kPumpRounds = 64;           ///< of one step; more is left to the next
+inline constexpr Duration kBackgroundDeadline =
+    std::chrono::seconds(10);  ///< for space, of moves nobody waits for
+/// A retired arena that sessions have not unmapped after this long is not worth waiting for.
+inline constexpr Duration kUnmapPatience = std::chrono::milliseconds(50);
+
+/// Engine::Make's engine. One class, because everything here shares the table and has one owner; its methods
+/// are in files by concern.
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(EngineOptions options, Deps deps);
+  void Recover(std::vector<ColdRecovery> recovery);
+
+  TimePoint Step(TimePoint now) override;
+  void CheckInvariants() const override;
+  uint64_t Outstanding() const override;
+
+ private:
+  // engine_impl.cc: steps, queues, timers
+  void TakeCompletions();
+  void TakeCommands();
+  void FireTimers();
+  void FireTimer(const Timer& timer);
+  void OnCompletion(Completion completion);
+  void Enqueue(PendingJob pending, decltype(Job::work) work);
+  void EnqueueCold(PendingJob pending, decltype(ColdJob::work) work);
+  void DispatchJobs();
+  void PublishGauges();
+
+  // One handler per command. True: done; false: out of budget, to be called again with the same command.
+  bool Handle(OpenSession& c);
+  bool Handle(CloseSession& c);
+  bool Handle(ArenaUnmapped& c);
+  bool Handle(RegisterModel& c);
+  bool Handle(Lookup& c);
+  bool Handle(Acquire& c);
+  bool Handle(Release& c);
+  bool Handle(Renew& c);
+  bool Handle(Put& c);
+  bool Handle(WaitTicket& c);
+  bool Handle(Prefetch& c);
+  bool Handle(Cancel& c);
+  bool Handle(Remove& c);
+  bool Handle(Stats& c);
+  bool Handle(ListModels& c);
+  bool Handle(ListBlocks& c);
+  bool Handle(AdminDemote& c);
+  bool Handle(AdminEvict& c);
+  bool Handle(AdminVerify& c);
+  bool Handle(AdminDrain& c);
+
+  // sessions.cc
+  Session* FindSession(SessionId id);
+  Status CheckModel(const Session& session, ModelId model) const;
+  void PersistModel(ModelId model);
+  void OnPutModelDone(ModelId model, const Status& status);
+  Ticket* OpenTicket(Session& session, TicketId id, OpId op);
+  Ticket* FindTicket(SessionId session, TicketId ticket);
+  void CloseTicket(SessionId session, TicketId ticket, PutReply result);
+  void ExpireTicketWait(SessionId session, uint64_t wait);
+
+  // reads.cc
+  bool Expired(const Entry& entry) const { return entry.expires <= now_; }
+  EntryId FindReadable(const Session& session, ModelId model, const Key& key, Code& why);
+  void CollectTails(const Session& session, ModelId model, const Key& parent, std::vector<EntryId>& out);
+  void CountMiss(const Session& session, const Key& key);
+
+  // acquires.cc, leases.cc
+  Status CheckAcquire(const Acquire& c);
+  AcquireOp& StartAcquire(Acquire& c);
+  void CloseAcquireWalk(AcquireOp& op, Session& session, const Acquire& c);
+  bool AddAcquireItem(AcquireOp& op, Session& session, EntryId id, std::vector<AcquireOp::Item>& items,
+                      Code& why);
+  bool StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Item& item, Waiter waiter);
+  std::optional<TierId> PromotionTarget(const Entry& entry, TierId from) const;
+  void OnAcquireTransfer(const Waiter& waiter, const Transfer& transfer, const Status& status);
+  void CutAcquire(AcquireOp& op, Session& session, size_t at, Code why);
+  void AdvanceAcquire(OpId id);
+  void DropTail(AcquireOp& op, Session& session, AcquireOp::Item& tail);
+  void FinishAcquire(OpId id);
+  void FailAcquire(OpId id, Code code);
+  AcquiredBlock DescribeAcquired(const AcquireOp::Item& item) const;
+  void CountAcquire(const AcquireOp& op) const;
+  Lease* FindLease(SessionId session, LeaseId lease);
+  bool FitsLeaseShare(const Session& session, TierId tier, uint64_t bytes) const;
+  void PinForLease(Session& session, Lease& lease, EntryId entry, TierId tier);
+  void UnpinForLease(Session& session, Lease& lease, EntryId entry, TierId tier);
+  void EndLease(Session& session, LeaseId id);
+  void ExpireLease(SessionId session, LeaseId lease);
+
+  // puts.cc
+  Status CheckPut(const Put& c);
+  void StartPut(Put& c);
+  Status CheckPutBlock(const Put& c, const Model& model, const PutBlock& block) const;
+  void AddPutBlock(PutOp& op, Put& c, uint32_t index);
+  void OfferPresent(PutOp& op, uint32_t index, EntryId id, const Put& c, const PutBlock& block);
+  void StorePutBlock(PutOp& op, uint32_t index, uint32_t first_tier);
+  void OnPutTransfer(const Waiter& waiter, const Transfer& transfer, const Status& status);
+  void SettlePut(OpId op, uint32_t index, PutOutcome outcome, Counter& counter);
+  void EndPut(OpId op, uint32_t index, Code code, Counter& counter);  ///< without a block to show
+  void EndStoring(PutOp::Block& block, const PutOutcome& outcome);
+  void OnStored(EntryId id, const std::vector<Key>& supersedes);
+  void RemoveSuperseded(EntryId by, const std::vector<Key>& keys);
+  void StartPersist(PutOp& op, uint32_t index, EntryId id);
+  void SettleDurable(OpId op, uint32_t index, Code code);
+  void AdvancePut(OpId id);
+  void ExpirePut(OpId id);
+
+  // transfers.cc
+  struct TransferRequest {
+    EntryId entry;
+    Purpose purpose;
+    std::optional<TierId> from;
+    TierId to;
+    TimePoint deadline;
+    std::optional<StagedSource> staged;
+    std::optional<Waiter> waiter;
+    bool on_demand = false;
+    Precision least = Precision::kNone;
+  };
+  /// 0 when there is no room for more transfers. Never calls back before it returns.
+  TransferId StartTransfer(TransferRequest request);
+  void JoinTransfer(TransferId id, const Waiter& waiter, TimePoint deadline);
+  void SeekSpace(Transfer& transfer);
+  void OrderMove(Transfer& transfer);
+  void OnMoveDone(TransferId id, Completion completion);
+  void OnCommitDone(TransferId id, const Status& status);
+  void OnWriteFailed(Transfer& transfer, const Status& status);
+  void FinishTransfer(TransferId id, Status status);
+  void AbortSeeking(TransferId id, Code code);
+  void FinishDemotion(const Transfer& transfer, const Status& status);
+  void CountMove(const Transfer& transfer, const Status& status);
+  void Notify(const Waiter& waiter, const Transfer& transfer, const Status& status);
+  struct Target {
+    const Codec* codec;
+    uint64_t image_bytes;  ///< when all layers can be encoded
+  };
+  Target TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to, Purpose purpose,
+                   Precision least) const;
+  bool CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from, Purpose purpose) const;
+  std::optional<TierId> PersistentTier() const;
+  TierId BestSource(const Entry& entry) const;
+
+  // space_host.cc, space_cold.cc, demotion.cc
+  enum class Room : uint8_t { kFreed, kComing, kBusy, kNone };
+  void Pump();
+  void PumpHost(Tier& tier);
+  void PumpClass(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
+  bool CreateArena(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
+  void OrderArenaAhead(Tier& tier, const SlotClass& slot_class);
+  Room MakeRoom(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
+  bool Reclaim(Tier& tier, const SlotClass& for_class);
+  void Rebalance(Tier& tier, const SlotClass& for_class, EntryId own_victim);
+  std::optional<ArenaId> LeastValuableArena(const Tier& tier, const SlotClass& not_of,
+                                            uint64_t used_before) const;
+  void RetireArena(Tier& tier, ArenaId id);
+  void ReleaseRetired(ArenaId id);
+  void OnArenaUnmapped(SessionId session, ArenaId arena);
+  void AdvanceDrains(Tier& tier);
+  void OnArenaCreated(const PendingJob& job, const Status& status);
+  void OnArenaDestroyed(const PendingJob& job);
+  void PumpCold(Tier& tier);
+  bool RecycleSegment(Tier& tier);
+  void OnRecycled(const PendingJob& job, const Status& status);
+  void FlushErases(Tier& tier);
+  void FailWaiting(std::deque<TransferId>& waiting);
+  bool SegmentMayGo(const Tier& tier, uint32_t segment) const;
+  void DropSegment(Tier& tier, uint32_t segment);
+  void DemoteBetweenWatermarks(Tier& tier);
+  double Occupancy(const Tier& tier) const;
+  std::optional<EntryId> LeastUsed(const Tier& tier) const;
+  bool MayLeave(EntryId id, TierId tier) const;
+  Room MoveAway(EntryId id, TierId tier, uint32_t first_lower, bool on_demand, std::optional<Waiter> waiter);
+
+  // removal.cc
+  enum class Reason : uint8_t { kCapacity, kRemoved, kCorrupt, kSuperseded, kExpired };
+  void EvictCopy(EntryId id, TierId tier, Reason reason);
+  void RemoveBlock(EntryId id, Reason reason);
+  void Quarantine(EntryId id, TierId tier);
+  void LeaveTable(EntryId id, TierId tier, Reason reason);
+  void ForgetIfGone(EntryId id);
+
+  // invariants.cc
+  void CheckPins() const;
+  void CheckQueues() const;
+
+  // recovery.cc
+  void RecoverModel(const ModelRecord& record);
+  void RecoverBlock(Tier& tier, const ColdRecord& record);
+
+  // prefetch.cc
+  Status CheckPrefetch(const Prefetch& c);
+  void PrefetchBlock(PrefetchOp& op, EntryId id, TierId target);
+  void OnPrefetchTransfer(const Waiter& waiter, const Status& status);
+  void FinishPrefetch(OpId id);
+
+  // admin.cc, sweeps.cc
+  bool StartTierSweep(SweepOp::Kind kind, TierId tier, uint64_t count, Reply<uint64_t>& reply);
+  SweepOp* StartSweep(SweepOp::Kind kind);
+  bool AdvanceSweeps();
+  bool SweepRows(SweepOp& op);
+  bool SweepOrder(SweepOp& op);
+  void SweepRow(SweepOp& op, EntryId id);
+  void VerifyCopy(SweepOp& op, EntryId id);
+  void OnVerifyDone(const PendingJob& job, const Completion& completion);
+  void OnSweepTransfer(const Waiter& waiter, const Status& status);
+  void FinishSweep(SweepOp& op, Code code);
+  BlockStats DescribeBlock(EntryId id) const;
+
+  template <typename T>
+  static void Fail(Reply<T>& reply, Code code, std::string text) {
+    if (reply) reply(Status(code, std::move(text)));
+  }
+
+  EngineOptions options_;
+  Deps deps_;
+  Metrics& metrics_;
+  BlockTable table_;
+  ModelTable models_;
+  Ladder ladder_;
+  GhostList ghosts_;
+  TimerQueue timers_;
+  TimePoint now_{};
+
+  std::unordered_map<SessionId, Session> sessions_;
+  std::unordered_map<TransferId, Transfer> transfers_;
+  std::unordered_map<OpId, PutOp> puts_;
+  std::unordered_map<EntryId, Waiter> storing_;  ///< the put block that stores an entry
+  std::unordered_map<OpId, AcquireOp> acquires_;
+  std::unordered_map<OpId, PrefetchOp> prefetches_;
+  std::map<OpId, SweepOp> sweeps_;
+  struct RetiredArena {
+    TierId tier;
+    std::set<SessionId> mapped_by;
+    TimePoint since;
+    bool destroying = false;
+  };
+  std::map<ArenaId, RetiredArena> retired_;
+
+  std::unordered_map<JobId, PendingJob> jobs_;  ///< queued here or in flight
+  std::deque<Job> job_backlog_;
+  std::deque<ColdJob> cold_backlog_;
+  uint32_t jobs_in_flight_ = 0;
+
+  std::optional<Command> current_;  ///< a long command that is being worked on
+  size_t cursor_ = 0;               ///< next key of it
+  OpId current_op_{};
+  LookupReply lookup_;
+  uint64_t removed_ = 0;
+  uint32_t budget_ = 0;  ///< keys left in this step
+
+  uint64_t changes_ = 0;  ///< that may let somebody who waits for space go on
+  bool pump_again_ = false;
+  uint64_t next_id_ = 1;  ///< of jobs, transfers, operations and waits
+  uint32_t next_arena_ = 1;
+  bool draining_ = false;  ///< takes no puts: about to stop
+};
+
+}  // namespace kvtier

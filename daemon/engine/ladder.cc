@@ -1,0 +1,249 @@
+#include "daemon/engine/ladder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tiers/base/check.h"
+
+namespace kvtier {
+namespace {
+
+size_t Index(Precision precision) {
+  return static_cast<size_t>(precision);
+}
+
+/// Images that are no plain sealed block (tails, blocks with raw layers) share slots in quarter steps of the
+/// raw16 slot.
+constexpr uint64_t kOddSizeSteps = 4;
+
+}  // namespace
+
+Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTable& models, Metrics& metrics)
+    : table_(table), models_(models) {
+  for (size_t i = 0; i < tiers.size(); ++i) {
+    Tier& tier = tiers_.emplace_back();
+    tier.id = TierId{static_cast<uint8_t>(i)};
+    tier.options = tiers[i];
+    tier.metrics = &metrics.tier[i];
+    tier.metrics->capacity_bytes.Set(static_cast<int64_t>(tiers[i].capacity_bytes));
+    if (tiers[i].kind == MediumKind::kHost) {
+      tier.arenas = std::make_unique<ArenaAllocator>(tier.id, tiers[i].capacity_bytes);
+    } else {
+      tier.segments = std::make_unique<SegmentAllocator>(
+          tier.id, tiers[i].segment_bytes, ColdSegmentLimit(tiers[i].capacity_bytes, tiers[i].segment_bytes));
+      tier.order = MakeEvictionPolicy("lru").value();
+    }
+  }
+}
+
+void Ladder::BeginWrite(EntryId id, TierId tier_id, CodecId codec, TransferId transfer) {
+  Copy& copy = table_.at(id).copies[tier_id.value];
+  KVTIER_CHECK(copy.state == CopyState::kAbsent && !copy.pinned() && !copy.has_place());
+  copy.state = CopyState::kWriting;
+  copy.codec = codec;
+  copy.transfer = transfer;
+}
+
+bool Ladder::TakePlace(EntryId id, TierId tier_id, uint64_t image_bytes) {
+  Entry& entry = table_.at(id);
+  Copy& copy = entry.copies[tier_id.value];
+  KVTIER_CHECK(copy.state == CopyState::kWriting && !copy.has_place());
+  Tier& tier = at(tier_id);
+  const std::optional<Place> place =
+      tier.host() ? tier.arenas->Allocate(ClassOf(entry, copy.codec, image_bytes), id.value)
+                  : tier.segments->Append(ColdRecordBytes(image_bytes), id.value);
+  if (!place) return false;
+  copy.place = *place;
+  return true;
+}
+
+void Ladder::ReturnPlace(EntryId id, TierId tier_id) {
+  Entry& entry = table_.at(id);
+  KVTIER_CHECK(entry.copies[tier_id.value].state == CopyState::kWriting);
+  FreePlace(entry, at(tier_id));
+}
+
+void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
+  Entry& entry = table_.at(id);
+  Tier& tier = at(tier_id);
+  Copy& copy = entry.copies[tier_id.value];
+  KVTIER_CHECK(copy.state == CopyState::kWriting && copy.has_place() && entry.in_table);
+  KVTIER_CHECK(outcome.image_bytes <= copy.place.bytes && FindCodec(outcome.codec) != nullptr);
+  copy.codec = outcome.codec;
+  copy.image_bytes = outcome.image_bytes;
+  copy.k_error = outcome.k_error;
+  copy.v_error = outcome.v_error;
+  CountPresent(entry, tier, copy);
+  EnterOrder(id, tier);
+}
+
+void Ladder::CountPresent(Entry& entry, Tier& tier, const Copy& copy) {
+  Model& model = models_.at(entry.model);
+  if (!entry.Stored()) ++model.blocks;
+  model.image_bytes += copy.image_bytes;
+  Copy& own = entry.copies[tier.id.value];
+  own.state = CopyState::kPresent;
+  own.transfer = {};
+  const Precision precision = FindCodec(copy.codec)->precision;
+  entry.precision[tier.id.value] = precision;
+  ++tier.blocks[Index(precision)];
+}
+
+void Ladder::AbandonWrite(EntryId id, TierId tier_id) {
+  Entry& entry = table_.at(id);
+  Copy& copy = entry.copies[tier_id.value];
+  KVTIER_CHECK(copy.state == CopyState::kWriting && !copy.pinned());
+  if (copy.has_place()) FreePlace(entry, at(tier_id));
+  copy = Copy{};
+}
+
+void Ladder::Drop(EntryId id, TierId tier_id) {
+  Hide(id, at(tier_id));
+  Settle(table_.at(id), at(tier_id));
+}
+
+void Ladder::DropWithSegment(EntryId id, TierId tier_id) {
+  Tier& tier = at(tier_id);
+  KVTIER_CHECK(!tier.host() && !table_.at(id).copies[tier_id.value].pinned());
+  Hide(id, tier);
+  Copy& copy = table_.at(id).copies[tier_id.value];
+  tier.segments->Release(copy.place);
+  copy = Copy{};
+}
+
+void Ladder::Hide(EntryId id, Tier& tier) {
+  Entry& entry = table_.at(id);
+  Copy& copy = entry.copies[tier.id.value];
+  KVTIER_CHECK(copy.state == CopyState::kPresent);
+  if (copy.lease_pins == 0) OrderOf(entry, tier).Erase(id.value);
+  copy.state = CopyState::kFreeing;
+  Precision& precision = entry.precision[tier.id.value];
+  --tier.blocks[Index(precision)];
+  precision = Precision::kNone;
+  Model& model = models_.at(entry.model);
+  model.image_bytes -= copy.image_bytes;
+  if (!entry.Stored()) --model.blocks;
+}
+
+void Ladder::Settle(Entry& entry, Tier& tier) {
+  Copy& copy = entry.copies[tier.id.value];
+  if (copy.state != CopyState::kFreeing || copy.pinned()) return;
+  FreePlace(entry, tier);
+  copy = Copy{};
+}
+
+void Ladder::FreePlace(Entry& entry, Tier& tier) {
+  Copy& copy = entry.copies[tier.id.value];
+  KVTIER_CHECK(copy.has_place());
+  if (tier.host()) {
+    tier.arenas->Free(copy.place);
+  } else {
+    tier.to_erase.push_back(RecordOf(entry, tier.id));
+    tier.segments->Release(copy.place);
+  }
+  copy.place = Place{};
+}
+
+void Ladder::Recover(EntryId id, const ColdRecord& record) {
+  Entry& entry = table_.at(id);
+  Tier& tier = at(record.place.tier);
+  Copy& copy = entry.copies[tier.id.value];
+  KVTIER_CHECK(copy.state == CopyState::kAbsent);
+  tier.segments->RecoverRecord(record.place, id.value);
+  copy.codec = record.codec;
+  copy.image_bytes = record.image_bytes;
+  copy.k_error = record.k_error;
+  copy.v_error = record.v_error;
+  copy.place = record.place;
+  CountPresent(entry, tier, copy);
+  EnterOrder(id, tier);
+}
+
+void Ladder::Pin(EntryId id, TierId tier_id, PinKind kind) {
+  Entry& entry = table_.at(id);
+  Copy& copy = entry.copies[tier_id.value];
+  KVTIER_CHECK(copy.state == CopyState::kPresent);
+  if (kind == PinKind::kJob) {
+    ++copy.job_pins;
+    return;
+  }
+  if (copy.lease_pins++ == 0) OrderOf(entry, at(tier_id)).Erase(id.value);
+}
+
+void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
+  Entry& entry = table_.at(id);
+  Copy& copy = entry.copies[tier_id.value];
+  KVTIER_CHECK(copy.state == CopyState::kPresent || copy.state == CopyState::kFreeing);
+  uint32_t& pins = kind == PinKind::kJob ? copy.job_pins : copy.lease_pins;
+  KVTIER_CHECK(pins > 0);
+  --pins;
+  if (kind == PinKind::kLease && pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, at(tier_id));
+  Settle(entry, at(tier_id));
+}
+
+void Ladder::EnterOrder(EntryId id, Tier& tier) {
+  Entry& entry = table_.at(id);
+  entry.last_use = ++uses_;
+  const uint32_t depth =
+      static_cast<uint32_t>(entry.first_position / models_.at(entry.model).spec.tokens_per_block);
+  OrderOf(entry, tier).Insert({.entry = id.value, .depth = depth, .priority = entry.priority});
+}
+
+void Ladder::Touch(EntryId id) {
+  Entry& entry = table_.at(id);
+  entry.last_use = ++uses_;
+  for (Tier& tier : tiers_) {
+    const Copy& copy = entry.copies[tier.id.value];
+    if (copy.state == CopyState::kPresent && copy.lease_pins == 0) OrderOf(entry, tier).Touch(id.value);
+  }
+}
+
+EvictionPolicy& Ladder::OrderOf(const Entry& entry, Tier& tier) {
+  if (!tier.host()) return *tier.order;
+  return *QueueOf(tier, {entry.tenant, entry.copies[tier.id.value].place.bytes}).order;
+}
+
+SlotQueue& Ladder::QueueOf(Tier& tier, const SlotClass& slot_class) {
+  SlotQueue& queue = tier.classes[slot_class];
+  if (!queue.order) {
+    queue.order = MakeEvictionPolicy("lru").value();
+    tier.largest_slot_bytes = std::max(tier.largest_slot_bytes, slot_class.slot_bytes);
+  }
+  return queue;
+}
+
+SlotClass Ladder::ClassOf(const Entry& entry, CodecId codec, uint64_t image_bytes) const {
+  const Model& model = models_.at(entry.model);
+  const uint64_t raw_slot = model.sealed_slot_bytes[static_cast<size_t>(CodecId::kRaw16)];
+  const uint64_t plain_slot = model.sealed_slot_bytes[static_cast<size_t>(codec)];
+  if (!entry.is_tail && image_bytes <= plain_slot) return {entry.tenant, plain_slot};
+  for (uint64_t step = 1; step <= kOddSizeSteps; ++step) {
+    const uint64_t slot =
+        step == kOddSizeSteps ? raw_slot : AlignUp(raw_slot * step / kOddSizeSteps, kSlotAlign);
+    if (image_bytes <= slot) return {entry.tenant, slot};
+  }
+  return {entry.tenant, AlignUp(image_bytes, kSlotAlign)};
+}
+
+ColdRecord Ladder::RecordOf(const Entry& entry, TierId tier) const {
+  const Copy& copy = entry.copies[tier.value];
+  return {.identity = models_.IdentityOf(entry),
+          .meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail},
+          .place = copy.place,
+          .codec = copy.codec,
+          .image_bytes = copy.image_bytes,
+          .k_error = copy.k_error,
+          .v_error = copy.v_error};
+}
+
+void Ladder::PublishGauges() const {
+  for (const Tier& tier : tiers_) {
+    tier.metrics->used_bytes.Set(static_cast<int64_t>(tier.used_bytes()));
+    for (size_t i = 0; i < tier.blocks.size(); ++i) {
+      tier.metrics->blocks[i].Set(static_cast<int64_t>(tier.blocks[i]));
+    }
+    tier.metrics->circuit_open.Set(tier.circuit.open() ? 1 : 0);
+  }
+}
+
+}  // namespace kvtier

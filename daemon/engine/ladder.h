@@ -1,0 +1,115 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "daemon/engine/block_table.h"
+#include "daemon/engine/circuit.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/model_table.h"
+#include "daemon/policy/eviction.h"
+#include "tiers/arena_allocator.h"
+#include "tiers/segment_allocator.h"
+
+namespace kvtier {
+
+enum class PinKind : uint8_t { kLease, kJob };
+
+/// The slots of one class on a host tier: who goes first, who waits for one.
+struct SlotQueue {
+  std::unique_ptr<EvictionPolicy> order;  ///< present copies without a lease
+  std::deque<TransferId> waiting;
+  uint32_t frees_coming = 0;     ///< demotions under way, each frees a slot
+  uint32_t arenas_coming = 0;    ///< being created
+  uint32_t slots_coming = 0;     ///< in those
+  uint32_t since_rebalance = 0;  ///< evictions since another class's arenas were last looked at
+};
+
+/// One level of the ladder: the allocator of its medium and the order of its blocks.
+struct Tier {
+  TierId id;
+  TierOptions options;
+  TierMetrics* metrics = nullptr;
+  std::array<uint64_t, kPrecisions> blocks{};
+  uint32_t demotions_in_flight = 0;
+  uint64_t leaving_bytes = 0;  ///< of those demotions
+  bool demoting = false;       ///< between the watermarks, on the way down
+
+  // Host tiers.
+  std::unique_ptr<ArenaAllocator> arenas;
+  std::map<SlotClass, SlotQueue> classes;
+  std::vector<ArenaId> draining;
+  uint64_t largest_slot_bytes = 0;  ///< of its classes
+  TimePoint create_arenas_after{};  ///< the system gave no memory lately
+
+  // Cold tiers.
+  std::unique_ptr<SegmentAllocator> segments;
+  std::unique_ptr<EvictionPolicy> order;
+  std::deque<TransferId> waiting;
+  std::vector<ColdRecord> to_erase;  ///< places given up since the last erase job
+  Circuit circuit;
+  uint32_t recycles_in_flight = 0;
+
+  bool host() const { return arenas != nullptr; }
+  uint64_t used_bytes() const { return host() ? arenas->used_bytes() : segments->live_bytes(); }
+};
+
+/// The copies of all blocks: their states, pins and places. The only code that changes them, so that bytes,
+/// blocks and orders stay in step. Decides nothing. Threads: single-owner.
+class Ladder {
+ public:
+  /// `tiers` are valid options (Engine::Make checks).
+  Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTable& models, Metrics& metrics);
+
+  std::vector<Tier>& tiers() { return tiers_; }
+  const std::vector<Tier>& tiers() const { return tiers_; }
+  Tier& at(TierId id) { return tiers_[id.value]; }
+  const Tier& at(TierId id) const { return tiers_[id.value]; }
+
+  /// absent -> writing, without a place.
+  void BeginWrite(EntryId id, TierId tier, CodecId codec, TransferId transfer);
+  /// Takes a place of at least `image_bytes` for a writing copy. False when the tier has none at the moment.
+  bool TakePlace(EntryId id, TierId tier, uint64_t image_bytes);
+  /// Gives the place of a writing copy back; the copy stays writing.
+  void ReturnPlace(EntryId id, TierId tier);
+  /// writing -> present: from now on visible.
+  void Publish(EntryId id, TierId tier, const MoveOutcome& outcome);
+  /// writing -> absent.
+  void AbandonWrite(EntryId id, TierId tier);
+  /// present -> freeing, and absent as soon as nobody reads it.
+  void Drop(EntryId id, TierId tier);
+  /// Drop of a copy whose whole segment is about to be recycled: no erase of its own.
+  void DropWithSegment(EntryId id, TierId tier);
+  /// absent -> present, at start.
+  void Recover(EntryId id, const ColdRecord& record);
+
+  void Pin(EntryId id, TierId tier, PinKind kind);
+  void Unpin(EntryId id, TierId tier, PinKind kind);
+  /// Most recently used, on every tier that holds it.
+  void Touch(EntryId id);
+
+  /// The slot class of an image of `image_bytes` of this block.
+  SlotClass ClassOf(const Entry& entry, CodecId codec, uint64_t image_bytes) const;
+  SlotQueue& QueueOf(Tier& tier, const SlotClass& slot_class);
+  ColdRecord RecordOf(const Entry& entry, TierId tier) const;
+
+  void PublishGauges() const;
+  void CheckInvariants() const;
+
+ private:
+  EvictionPolicy& OrderOf(const Entry& entry, Tier& tier);
+  void FreePlace(Entry& entry, Tier& tier);
+  void Hide(EntryId id, Tier& tier);
+  void CountPresent(Entry& entry, Tier& tier, const Copy& copy);
+  void EnterOrder(EntryId id, Tier& tier);
+  void Settle(Entry& entry, Tier& tier);
+
+  BlockTable& table_;
+  ModelTable& models_;
+  std::vector<Tier> tiers_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace kvtier

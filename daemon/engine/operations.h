@@ -1,0 +1,190 @@
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "daemon/engine/command.h"
+#include "daemon/engine/entry.h"
+#include "daemon/engine/timer_queue.h"
+#include "tiers/arena_allocator.h"
+#include "tiers/move.h"
+
+namespace kvtier {
+
+/// Who is told when a transfer ends.
+struct Waiter {
+  enum class Kind : uint8_t { kPut, kPutJoin, kAcquire, kAcquireTail, kPrefetch, kDurable, kSweep };
+  Kind kind;
+  OpId op;
+  uint32_t index = 0;
+};
+
+/// Why a block moves.
+enum class Purpose : uint8_t { kPut, kPromote, kDemote, kPersist };
+
+/// One block on its way to one tier: it waits for space, is moved by a worker, and on a cold tier committed.
+struct Transfer {
+  enum class Stage : uint8_t { kSeeking, kMoving, kCommitting };
+  TransferId id;
+  EntryId entry;
+  Purpose purpose = Purpose::kPut;
+  Stage stage = Stage::kSeeking;
+  std::optional<TierId> from;  ///< none: from staging
+  TierId to;
+  const Codec* codec = nullptr;
+  uint64_t image_bytes = 0;  ///< to make room for
+  TimePoint deadline = kNever;
+  CodecId source_codec = CodecId::kNone;
+  Precision least = Precision::kNone;  ///< of the target, above what the tier and the floor ask for
+  bool regrown = false;                ///< the image was larger than thought, once
+  bool on_demand = false;              ///< a demotion whose slot somebody waits for
+  bool probe = false;                  ///< of a half-open circuit
+  SlotClass source_class;              ///< of a demotion from a host tier
+  std::optional<StagedSource> staged;
+  MoveOutcome outcome;
+  std::vector<Waiter> waiters;
+};
+
+/// Blocks that one put brings.
+struct PutOp {
+  OpId id;
+  SessionId session;
+  ModelId model;
+  TicketId ticket;
+  Durability durability = Durability::kMemory;
+  TimePoint deadline = kNever;
+  bool open = true;  ///< the command is still being read
+  Reply<PutReply> reply;
+  struct Block {
+    EntryId entry = kNoEntry;
+    uint32_t generation = 0;
+    std::optional<StagedSource> source;
+    std::vector<Key> supersedes;
+    PutOutcome outcome;
+    Code durable = Code::kOk;
+    bool settled = false;
+    bool persisting = false;
+    std::vector<Waiter> joined;
+  };
+  std::vector<Block> blocks;
+  uint32_t unsettled = 0;
+  uint32_t persisting = 0;
+};
+
+/// Blocks that one acquire pins: those on a host tier at once, the others when they are promoted.
+struct AcquireOp {
+  OpId id;
+  SessionId session;
+  LeaseId lease;
+  ModelId model;
+  TimePoint deadline = kNever;
+  TimePoint started{};
+  Duration ttl{};
+  bool want_tails = false;
+  Precision min_precision = Precision::kNone;
+  Reply<AcquireReply> reply;
+  struct Item {
+    EntryId entry = kNoEntry;
+    TierId pinned;       ///< tier whose copy the lease pins
+    TierId served_from;  ///< where it was when asked for
+    bool ready = false;
+    bool failed = false;
+  };
+  std::vector<Item> items;
+  std::vector<Item> tails;
+  size_t asked = 0;  ///< keys in the command
+  size_t ready_prefix = 0;
+  uint64_t promised_bytes = 0;  ///< of promotions, not pinned yet
+  Code stopped_by = Code::kOk;
+};
+
+struct PrefetchOp {
+  OpId id;
+  SessionId session;
+  TicketId ticket;
+  uint32_t in_flight = 0;
+  bool open = true;
+  std::vector<TransferId> transfers;
+};
+
+/// Work over a whole tier or table, in slices of a step, with a bounded number of jobs in flight.
+struct SweepOp {
+  enum class Kind : uint8_t { kClear, kListBlocks, kDemote, kEvict, kVerify, kDrain };
+  OpId id;
+  Kind kind;
+  TimePoint deadline = kNever;
+  TierId tier;
+  ModelId model;
+  uint32_t next_row = 0;
+  uint32_t row_limit = 0;
+  uint64_t wanted = 0;  ///< blocks still to be started
+  uint32_t in_flight = 0;
+  uint64_t done = 0;
+  uint64_t corrupt = 0;
+  Key after;
+  uint32_t limit = 0;
+  std::vector<Key> found;  ///< kListBlocks: a heap of the smallest keys
+  std::variant<Reply<uint64_t>, Reply<VerifyReply>, Reply<std::vector<BlockStats>>> reply;
+};
+
+struct Lease {
+  TimePoint expires = kNever;
+  OpId pending{};  ///< the acquire that is filling it; 0: granted
+  struct Pinned {
+    EntryId entry;
+    TierId tier;
+    uint64_t bytes;
+  };
+  std::vector<Pinned> pins;
+};
+
+struct TicketWait {
+  uint64_t id;
+  TimePoint deadline;
+  Reply<PutReply> reply;
+};
+struct Ticket {
+  OpId op;
+  bool is_put = true;
+  bool done = false;
+  Code cancelled = Code::kOk;
+  PutReply result;
+  std::vector<TicketWait> waits;
+};
+
+struct Session {
+  SessionId id;
+  TenantId tenant;
+  std::vector<ModelId> models;
+  std::unordered_map<LeaseId, Lease> leases;
+  std::unordered_map<TicketId, Ticket> tickets;
+  std::deque<TicketId> done_tickets;
+  std::array<uint64_t, kMaxTiers> pinned_bytes{};
+};
+
+/// What a completion is for.
+struct PendingJob {
+  enum class Kind : uint8_t {
+    kMove,
+    kCommit,
+    kCreateArena,
+    kDestroyArena,
+    kVerify,
+    kErase,
+    kRecycle,
+    kPutModel
+  };
+  Kind kind;
+  TransferId transfer{};  ///< kMove, kCommit
+  TierId tier{};
+  ArenaId arena{};
+  uint32_t segment = 0;
+  ModelId model{};
+  OpId op{};  ///< kVerify
+  EntryId entry = kNoEntry;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,77 @@
+#include "daemon/engine/engine_impl.h"
+#include "tiers/base/check.h"
+
+namespace kvtier {
+
+void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
+  for (size_t i = 0; i < recovery.size(); ++i) {
+    Tier& tier = ladder_.tiers()[i];
+    if (tier.host()) continue;
+    for (const ModelRecord& record : recovery[i].models) RecoverModel(record);
+    for (const RecoveredSegment& segment : recovery[i].segments) tier.segments->Recover(segment);
+    for (const ColdRecord& record : recovery[i].blocks) RecoverBlock(tier, record);
+  }
+  // Parents may have come after their children: relations once everything is there.
+  for (uint32_t row = 0; row < table_.row_limit(); ++row) {
+    const EntryId id{row};
+    if (table_.live(id) && table_.at(id).in_table) OnStored(id, {});
+  }
+  for (Tier& tier : ladder_.tiers()) {
+    if (!tier.host()) FlushErases(tier);
+  }
+  PublishGauges();
+}
+
+void EngineImpl::RecoverModel(const ModelRecord& record) {
+  Result<StoredModel> stored = ParseModel(record.fields);
+  if (!stored.ok()) {
+    metrics_.namespace_mismatches.Add();
+    return;
+  }
+  const Result<TenantId> tenant = models_.Tenant(stored->tenant);
+  if (!tenant.ok()) return;
+  const Result<ModelId> model = models_.Register(*tenant, stored->spec);
+  if (!model.ok() || models_.at(*model).name_space != record.name_space) {
+    metrics_.namespace_mismatches.Add();
+    return;
+  }
+  models_.at(*model).persisted = true;
+}
+
+void EngineImpl::RecoverBlock(Tier& tier, const ColdRecord& record) {
+  const BlockIdentity& identity = record.identity;
+  const Model* model = models_.Find(identity.name_space);
+  const bool fits = model != nullptr && FindCodec(record.codec) != nullptr &&
+                    identity.shape == ShapeOf(model->spec, identity.first_position, identity.shape.tokens) &&
+                    identity.first_position % model->spec.tokens_per_block == 0;
+  if (!fits) {
+    metrics_.namespace_mismatches.Add();
+    return;
+  }
+  if (!tier.segments->Knows(record.place)) return;
+  EntryId id = table_.Find(model->tenant, identity.key);
+  if (id == kNoEntry) {
+    const Result<EntryId> made = table_.Create(model->tenant, identity.key);
+    if (!made.ok()) return;
+    id = *made;
+    Entry& entry = table_.at(id);
+    entry.model = model->id;
+    entry.parent = record.meta.parent;
+    entry.first_position = identity.first_position;
+    entry.tokens = identity.shape.tokens;
+    entry.is_tail = record.meta.is_tail;
+    entry.floor = record.meta.floor;
+  }
+  const Copy& known = table_.at(id).copies[tier.id.value];
+  if (table_.at(id).model != model->id) return;
+  if (known.state == CopyState::kPresent) {
+    // Two records of one block: the later write is the one that was meant to stay.
+    const bool newer =
+        std::pair(record.place.epoch, record.place.offset) > std::pair(known.place.epoch, known.place.offset);
+    if (!newer) return;
+    ladder_.Drop(id, tier.id);
+  }
+  ladder_.Recover(id, record);
+}
+
+}  // namespace kvtier

@@ -1,0 +1,289 @@
+#include <algorithm>
+#include <utility>
+
+#include "codecs/image_layout.h"
+#include "daemon/engine/engine_impl.h"
+#include "tiers/base/check.h"
+
+namespace kvtier {
+namespace {
+
+/// The codec that keeps at least `precision`: the smallest in this build.
+const Codec* CodecFor(Precision precision) {
+  switch (precision) {
+    case Precision::kNone:
+    case Precision::kInt2:
+      return FindCodec(CodecId::kKv2p);
+    case Precision::kK4V2:
+      return FindCodec(CodecId::kKv42);
+    case Precision::kInt4:
+      return FindCodec(CodecId::kKv4p);
+    case Precision::kBits8:
+    case Precision::kBits16:
+      return FindCodec(CodecId::kRaw16);
+  }
+  return FindCodec(CodecId::kRaw16);
+}
+
+}  // namespace
+
+EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to,
+                                         Purpose purpose, Precision least) const {
+  const BlockShape shape = models_.ShapeOf(entry);
+  const CodecId source = from ? entry.copies[from->value].codec : CodecId::kRaw16;
+  const Codec* codec = FindCodec(source);
+  const bool encodes = purpose != Purpose::kPromote && !entry.is_tail;
+  if (encodes) {
+    // Durable blocks keep INT4 on disk whatever the tier does with others.
+    const Precision wanted =
+        purpose == Purpose::kPersist ? Precision::kInt4 : FindCodec(to.options.codec)->precision;
+    const Codec* target = CodecFor(std::max({wanted, least, entry.floor}));
+    if (target->supports(shape) && (source == CodecId::kRaw16 || CanCut(source, target->id))) codec = target;
+  }
+  if (from && codec->id == source) return {codec, entry.copies[from->value].image_bytes};
+  return {codec, PlainImageBytes(*codec, shape)};
+}
+
+bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from,
+                           Purpose purpose) const {
+  if (transfers_.size() >= kMaxTransfers) return false;
+  const Target target = TargetFor(entry, from, to, purpose, Precision::kNone);
+  if (to.host())
+    return to.arenas->CouldFit(ladder_.ClassOf(entry, target.codec->id, target.image_bytes).slot_bytes);
+  return to.circuit.AllowsWrite(now_) && to.segments->CouldFit(ColdRecordBytes(target.image_bytes));
+}
+
+std::optional<TierId> EngineImpl::PersistentTier() const {
+  for (const Tier& tier : ladder_.tiers()) {
+    if (!tier.host()) return tier.id;
+  }
+  return std::nullopt;
+}
+
+TierId EngineImpl::BestSource(const Entry& entry) const {
+  TierId best{};
+  for (uint8_t i = 0; i < ladder_.tiers().size(); ++i) {
+    if (entry.precision[i] > entry.precision[best.value]) best = TierId{i};
+  }
+  KVTIER_CHECK(entry.Has(best.value));
+  return best;
+}
+
+TransferId EngineImpl::StartTransfer(TransferRequest request) {
+  if (transfers_.size() >= kMaxTransfers) return {};
+  const TransferId id{next_id_++};
+  const Entry& entry = table_.at(request.entry);
+  Tier& to = ladder_.at(request.to);
+  const Target target = TargetFor(entry, request.from, to, request.purpose, request.least);
+  Transfer& transfer = transfers_[id];
+  transfer.id = id;
+  transfer.entry = request.entry;
+  transfer.purpose = request.purpose;
+  transfer.from = request.from;
+  transfer.to = request.to;
+  transfer.codec = target.codec;
+  transfer.image_bytes = target.image_bytes;
+  transfer.deadline = request.deadline;
+  transfer.on_demand = request.on_demand;
+  transfer.least = request.least;
+  transfer.staged = std::move(request.staged);
+  if (request.waiter) transfer.waiters.push_back(*request.waiter);
+  if (request.from) {
+    transfer.source_codec = entry.copies[request.from->value].codec;
+    ladder_.Pin(request.entry, *request.from, PinKind::kJob);
+  } else {
+    transfer.source_codec = CodecId::kRaw16;
+  }
+  if (!to.host()) {
+    PersistModel(entry.model);
+    transfer.probe = to.circuit.open();
+    to.circuit.OnStart();
+  }
+  ladder_.BeginWrite(request.entry, request.to, target.codec->id, id);
+  timers_.Add({transfer.deadline, TimerKind::kTransfer, id.value});
+  SeekSpace(transfer);
+  return id;
+}
+
+void EngineImpl::JoinTransfer(TransferId id, const Waiter& waiter, TimePoint deadline) {
+  Transfer& transfer = transfers_.at(id);
+  transfer.waiters.push_back(waiter);
+  if (deadline <= transfer.deadline) return;
+  timers_.Cancel({transfer.deadline, TimerKind::kTransfer, id.value});
+  transfer.deadline = deadline;
+  timers_.Add({transfer.deadline, TimerKind::kTransfer, id.value});
+}
+
+void EngineImpl::SeekSpace(Transfer& transfer) {
+  ++changes_;
+  transfer.stage = Transfer::Stage::kSeeking;
+  Tier& to = ladder_.at(transfer.to);
+  std::deque<TransferId>* waiting = &to.waiting;
+  if (to.host()) {
+    waiting = &ladder_
+                   .QueueOf(to, ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id,
+                                                transfer.image_bytes))
+                   .waiting;
+  }
+  if (waiting->empty() && ladder_.TakePlace(transfer.entry, transfer.to, transfer.image_bytes)) {
+    return OrderMove(transfer);
+  }
+  waiting->push_back(transfer.id);
+}
+
+void EngineImpl::OrderMove(Transfer& transfer) {
+  ++changes_;
+  transfer.stage = Transfer::Stage::kMoving;
+  const Entry& entry = table_.at(transfer.entry);
+  Tier& to = ladder_.at(transfer.to);
+  if (to.host()) OrderArenaAhead(to, {entry.tenant, entry.copies[transfer.to.value].place.bytes});
+  MoveOrder order;
+  order.identity = models_.IdentityOf(entry);
+  order.meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail};
+  order.staged = transfer.staged;
+  if (transfer.from) {
+    order.source = entry.copies[transfer.from->value].place;
+    order.source_medium = ladder_.at(*transfer.from).options.medium;
+  }
+  order.target = entry.copies[transfer.to.value].place;
+  order.target_medium = to.options.medium;
+  order.codec = transfer.codec;
+  Enqueue({.kind = PendingJob::Kind::kMove, .transfer = transfer.id}, MoveJob{std::move(order)});
+}
+
+void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
+  Transfer& transfer = transfers_.at(id);
+  const Status& status = completion.status;
+  if (status.code() == Code::kOutOfRange && completion.outcome.needed_bytes > transfer.image_bytes &&
+      !transfer.regrown) {
+    transfer.regrown = true;
+    transfer.image_bytes = completion.outcome.needed_bytes;
+    ladder_.ReturnPlace(transfer.entry, transfer.to);
+    const Tier& to = ladder_.at(transfer.to);
+    const bool fits =
+        to.host() ? to.arenas->CouldFit(
+                        ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id, transfer.image_bytes)
+                            .slot_bytes)
+                  : to.segments->CouldFit(ColdRecordBytes(transfer.image_bytes));
+    if (!fits) return FinishTransfer(id, Status(Code::kResourceExhausted, "the image does not fit the tier"));
+    return SeekSpace(transfer);
+  }
+  if (!status.ok()) {
+    OnWriteFailed(transfer, status);
+    return FinishTransfer(id, status);
+  }
+  transfer.outcome = completion.outcome;
+  const Entry& entry = table_.at(transfer.entry);
+  if (ladder_.at(transfer.to).host() || !entry.in_table) return FinishTransfer(id, Status::Ok());
+  transfer.stage = Transfer::Stage::kCommitting;
+  ColdRecord record = ladder_.RecordOf(entry, transfer.to);
+  record.codec = transfer.outcome.codec;
+  record.image_bytes = transfer.outcome.image_bytes;
+  record.k_error = transfer.outcome.k_error;
+  record.v_error = transfer.outcome.v_error;
+  EnqueueCold({.kind = PendingJob::Kind::kCommit, .transfer = id}, CommitJob{transfer.to, std::move(record)});
+}
+
+void EngineImpl::OnCommitDone(TransferId id, const Status& status) {
+  Transfer& transfer = transfers_.at(id);
+  Tier& to = ladder_.at(transfer.to);
+  if (status.ok()) {
+    to.circuit.OnSuccess();
+  } else {
+    to.metrics->write_errors.Add();
+    to.circuit.OnFailure(now_);
+  }
+  FinishTransfer(id, status);
+}
+
+void EngineImpl::OnWriteFailed(Transfer& transfer, const Status& status) {
+  Tier& to = ladder_.at(transfer.to);
+  switch (status.code()) {
+    case Code::kDataLoss:
+      if (!transfer.from) return;
+      ladder_.at(*transfer.from).metrics->checksum_failures.Add();
+      return Quarantine(transfer.entry, *transfer.from);
+    case Code::kUnimplemented:
+      metrics_.unsupported_images.Add();
+      return;
+    default:
+      break;
+  }
+  if (transfer.from && !ladder_.at(*transfer.from).host() && to.host()) {
+    ladder_.at(*transfer.from).metrics->read_errors.Add();
+    return;
+  }
+  to.metrics->write_errors.Add();
+  const bool device = status.code() == Code::kUnavailable || status.code() == Code::kResourceExhausted;
+  if (device && !to.host()) to.circuit.OnFailure(now_);
+}
+
+void EngineImpl::AbortSeeking(TransferId id, Code code) {
+  const auto found = transfers_.find(id);
+  if (found == transfers_.end() || found->second.stage != Transfer::Stage::kSeeking) return;
+  const Transfer& transfer = found->second;
+  Tier& to = ladder_.at(transfer.to);
+  std::deque<TransferId>& waiting =
+      to.host() ? ladder_
+                      .QueueOf(to, ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id,
+                                                   transfer.image_bytes))
+                      .waiting
+                : to.waiting;
+  std::erase(waiting, id);
+  FinishTransfer(id, Status(code, "no space was found for the block"));
+}
+
+void EngineImpl::FinishTransfer(TransferId id, Status status) {
+  ++changes_;
+  const auto node = transfers_.extract(id);
+  KVTIER_CHECK(!node.empty());
+  const Transfer& transfer = node.mapped();
+  timers_.Cancel({transfer.deadline, TimerKind::kTransfer, id.value});
+  if (status.ok() && !table_.at(transfer.entry).in_table)
+    status = Status(Code::kAborted, "the block was removed");
+  if (status.ok()) {
+    ladder_.Publish(transfer.entry, transfer.to, transfer.outcome);
+  } else {
+    ladder_.AbandonWrite(transfer.entry, transfer.to);
+    // A probe that never reached the device has proved nothing.
+    if (transfer.probe) ladder_.at(transfer.to).circuit.OnAbandon();
+  }
+  if (transfer.from) ladder_.Unpin(transfer.entry, *transfer.from, PinKind::kJob);
+  CountMove(transfer, status);
+  if (transfer.purpose == Purpose::kDemote) FinishDemotion(transfer, status);
+  for (const Waiter& waiter : transfer.waiters) Notify(waiter, transfer, status);
+  ForgetIfGone(transfer.entry);
+}
+
+void EngineImpl::CountMove(const Transfer& transfer, const Status& status) {
+  const size_t from = transfer.from ? transfer.from->value : kMaxTiers;
+  Metrics::Move& move = metrics_.moves[from][transfer.to.value];
+  if (status.ok()) {
+    move.blocks.Add();
+    move.bytes.Add(transfer.outcome.image_bytes);
+    if (transfer.outcome.codec != transfer.source_codec) move.requantized.Add();
+  } else if (transfer.stage != Transfer::Stage::kSeeking && status.code() != Code::kAborted) {
+    move.failed.Add();
+  }
+}
+
+void EngineImpl::Notify(const Waiter& waiter, const Transfer& transfer, const Status& status) {
+  switch (waiter.kind) {
+    case Waiter::Kind::kPut:
+      return OnPutTransfer(waiter, transfer, status);
+    case Waiter::Kind::kAcquire:
+    case Waiter::Kind::kAcquireTail:
+      return OnAcquireTransfer(waiter, transfer, status);
+    case Waiter::Kind::kPrefetch:
+      return OnPrefetchTransfer(waiter, status);
+    case Waiter::Kind::kDurable:
+      return SettleDurable(waiter.op, waiter.index, status.code());
+    case Waiter::Kind::kSweep:
+      return OnSweepTransfer(waiter, status);
+    case Waiter::Kind::kPutJoin:
+      break;  // joins a put, never a transfer
+  }
+  KVTIER_CHECK(false);
+}
+
+}  // namespace kvtier

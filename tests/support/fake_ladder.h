@@ -1,0 +1,67 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "tiers/job.h"
+
+namespace kvtier {
+
+/// Does what workers, committer and media do, without bytes: an image is the number that stands in the first
+/// eight bytes of the staged block (its owner), kept by place. Checks that the engine's orders make sense, by
+/// KVTIER_CHECK. Threads: single-owner.
+class FakeLadder {
+ public:
+  struct Image {
+    Key key;
+    NamespaceDigest name_space;
+    uint64_t owner = 0;
+    CodecId codec = CodecId::kNone;
+    uint64_t epoch = 0;
+    bool corrupt = false;
+  };
+
+  /// Media for TierOptions; never called, only compared.
+  Medium* medium(TierId tier);
+
+  /// The status that a job ends with instead of being done; none: it is done.
+  std::function<std::optional<Status>(const Job&)> job_fault;
+  std::function<std::optional<Status>(const ColdJob&)> cold_fault;
+  /// A defect to plant: a move that fails writes nothing and says that all is well.
+  bool publish_failed_moves = false;
+  /// Blocks whose owner this names have a layer that cannot be encoded: their images are larger than thought.
+  std::function<bool(uint64_t owner)> has_raw_layer;
+
+  Completion Execute(const Job& job);
+  Completion Execute(const ColdJob& job);
+
+  /// What a reader of the place would find; nothing when the place was never written or is reused.
+  std::optional<Image> At(const Place& place) const;
+  void Corrupt(const Place& place);
+  /// Host memory dies with the daemon.
+  void ForgetArenas();
+  /// What a restart would find.
+  ColdRecovery Recovery(TierId tier) const;
+
+  const std::map<uint32_t, ArenaSpec>& arenas() const { return arenas_; }
+  uint64_t moves() const { return moves_; }
+  uint64_t recycles() const { return recycles_; }
+
+ private:
+  using Spot = std::tuple<uint8_t, uint32_t, uint64_t>;  ///< tier, container, offset
+  static Spot SpotOf(const Place& place) { return {place.tier.value, place.container, place.offset}; }
+  Status Move(const MoveOrder& order, MoveOutcome& outcome);
+  Status Erase(const EraseJob& erase);
+
+  std::map<Spot, Image> images_;
+  std::map<uint32_t, ArenaSpec> arenas_;
+  std::map<std::pair<uint8_t, Key>, ColdRecord> index_;
+  std::map<std::pair<uint8_t, uint32_t>, RecoveredSegment> segments_;
+  std::map<NamespaceDigest, ModelRecord> models_;
+  uint64_t moves_ = 0;
+  uint64_t recycles_ = 0;
+};
+
+}  // namespace kvtier
