@@ -1,0 +1,111 @@
+// kvtierctl: looks into a running daemon and tells it what to do. Exit codes: 0 done, 1 error, 2 usage.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include "client/ctl/verbs.h"
+
+namespace kvtier::ctl {
+namespace {
+
+constexpr int kOk = 0, kError = 1, kUsage = 2;
+constexpr char kDefaultSocket[] = "/run/kvtier/kvtierd.sock";
+
+using Run = std::function<Result<std::string>(Verbs&)>;
+
+struct Arguments {
+  std::string socket = kDefaultSocket;
+  bool json = false;
+  uint32_t timeout_s = 600;
+  std::string tier;
+  uint64_t count = 0;
+  uint32_t model = 0;
+  uint64_t limit = 0;
+};
+
+void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
+  const auto verb = [&app, &run](const char* name, const char* what, Run does) {
+    CLI::App* added = app.add_subcommand(name, what);
+    added->callback([&run, does = std::move(does)] { run = does; });
+    return added;
+  };
+  const auto with_tier = [&arguments](CLI::App* added) {
+    added->add_option("TIER", arguments.tier, "name or number of the tier")->required();
+    return added;
+  };
+  const auto with_count = [&arguments](CLI::App* added) {
+    added->add_option("N", arguments.count, "how many blocks; all when left out")->check(CLI::PositiveNumber);
+  };
+  verb("status", "the daemon and its tiers", [](Verbs& v) { return v.Status(); });
+  verb("tiers", "what the tiers hold", [](Verbs& v) { return v.Tiers(); });
+  verb("models", "registered models of all tenants", [](Verbs& v) { return v.Models(); });
+  CLI::App* blocks = verb("blocks", "blocks of a model",
+                          [&](Verbs& v) { return v.Blocks(arguments.model, arguments.limit); });
+  blocks->add_option("MODEL", arguments.model, "number of the model, see `models`")->required();
+  blocks->add_option("--limit", arguments.limit, "at most so many blocks");
+  with_count(with_tier(verb("demote", "move the least valuable blocks of a tier one tier down",
+                            [&](Verbs& v) { return v.Demote(arguments.tier, arguments.count); })));
+  with_count(with_tier(verb("evict", "drop the least valuable blocks of a tier",
+                            [&](Verbs& v) { return v.Evict(arguments.tier, arguments.count); })));
+  with_tier(verb("verify", "read and check every block of a tier",
+                 [&](Verbs& v) { return v.Verify(arguments.tier); }));
+  verb("drain", "make every block durable and take no more puts", [](Verbs& v) { return v.Drain(); });
+}
+
+int RunVerb(const Arguments& arguments, const Run& run) {
+  client::Client::Options options;
+  options.connection = {.socket = arguments.socket, .client_name = "kvtierctl"};
+  options.timeout = std::chrono::seconds(2);
+  const Result<std::shared_ptr<client::Client>> client = client::Client::Open(std::move(options));
+  if (!client.ok()) {
+    std::fprintf(stderr, "kvtierctl: %s\n", client.status().ToString().c_str());
+    return kError;
+  }
+  Verbs verbs(**client, arguments.json ? Format::kJson : Format::kHuman,
+              std::chrono::seconds(arguments.timeout_s));
+  const Result<std::string> text = run(verbs);
+  (*client)->Close();
+  if (text.ok()) {
+    std::fputs(text.value().c_str(), stdout);
+    return kOk;
+  }
+  // A verify that found damage has its figures to print all the same.
+  if (text.status().code() == Code::kDataLoss) {
+    std::fputs(text.status().message().c_str(), stdout);
+  } else {
+    std::fprintf(stderr, "kvtierctl: %s\n", text.status().ToString().c_str());
+  }
+  return kError;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Looks into a running kvtierd and tells it what to do.", "kvtierctl");
+  Arguments arguments;
+  Run run;
+  app.add_option("--socket", arguments.socket, "the daemon's socket")
+      ->envname("KVTIER_SOCKET")
+      ->capture_default_str();
+  app.add_option("--timeout", arguments.timeout_s, "seconds to wait for an answer")
+      ->check(CLI::Range(1, 86'400))
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "one JSON object instead of text for people");
+  app.require_subcommand(1);
+  app.fallthrough();
+  AddVerbs(app, arguments, run);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kUsage;
+  }
+  return RunVerb(arguments, run);
+}
+
+}  // namespace
+}  // namespace kvtier::ctl
+
+int main(int argc, char** argv) {
+  return kvtier::ctl::Main(argc, argv);
+}

@@ -1,0 +1,132 @@
+#include "client/ctl/output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+namespace kvtier::ctl {
+namespace {
+
+bool LooksNumeric(const std::string& cell) {
+  return !cell.empty() && std::isdigit(static_cast<unsigned char>(cell[0])) != 0;
+}
+
+}  // namespace
+
+void JsonWriter::Separate(std::string_view name) {
+  if (!first_) out_ += ',';
+  first_ = false;
+  if (name.empty()) return;
+  Quote(name);
+  out_ += ':';
+}
+
+void JsonWriter::Quote(std::string_view text) {
+  out_ += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out_ += '\\';
+      out_ += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out_ += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    } else {
+      out_ += c;
+    }
+  }
+  out_ += '"';
+}
+
+JsonWriter& JsonWriter::BeginObject(std::string_view name) {
+  Separate(name);
+  out_ += '{';
+  first_ = true;
+  return *this;
+}
+
+JsonWriter& JsonWriter::EndObject() {
+  out_ += '}';
+  first_ = false;
+  return *this;
+}
+
+JsonWriter& JsonWriter::BeginArray(std::string_view name) {
+  Separate(name);
+  out_ += '[';
+  first_ = true;
+  return *this;
+}
+
+JsonWriter& JsonWriter::EndArray() {
+  out_ += ']';
+  first_ = false;
+  return *this;
+}
+
+JsonWriter& JsonWriter::Text(std::string_view name, std::string_view value) {
+  Separate(name);
+  Quote(value);
+  return *this;
+}
+
+JsonWriter& JsonWriter::Number(std::string_view name, uint64_t value) {
+  Separate(name);
+  out_ += std::to_string(value);
+  return *this;
+}
+
+JsonWriter& JsonWriter::Real(std::string_view name, double value) {
+  Separate(name);
+  out_ += fmt::format("{:.6g}", value);
+  return *this;
+}
+
+JsonWriter& JsonWriter::Bool(std::string_view name, bool value) {
+  Separate(name);
+  out_ += value ? "true" : "false";
+  return *this;
+}
+
+JsonWriter& JsonWriter::Element(uint64_t value) {
+  Separate({});
+  out_ += std::to_string(value);
+  return *this;
+}
+
+std::string Table::str() const {
+  std::vector<size_t> widths(rows_[0].size());
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += "  ";
+      line += LooksNumeric(row[i]) ? fmt::format("{:>{}}", row[i], widths[i])
+                                   : fmt::format("{:<{}}", row[i], widths[i]);
+    }
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+  }
+  return out;
+}
+
+std::string HumanBytes(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string Hex(std::string_view bytes) {
+  std::string hex;
+  for (const char c : bytes)
+    hex += fmt::format("{:02x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
+  return hex;
+}
+
+}  // namespace kvtier::ctl

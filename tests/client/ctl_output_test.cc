@@ -1,0 +1,43 @@
+#include "client/ctl/output.h"
+
+#include <gtest/gtest.h>
+
+namespace kvtier::ctl {
+namespace {
+
+TEST(JsonWriter, NestsAndEscapes) {
+  JsonWriter json;
+  json.BeginObject().Text("a\"b", "line\nend\\").Number("n", 18446744073709551615u).Bool("yes", true);
+  json.BeginArray("list")
+      .Element(1)
+      .Element(2)
+      .BeginObject()
+      .EndObject()
+      .EndArray()
+      .Real("r", 0.25)
+      .EndObject();
+  EXPECT_EQ(json.str(),
+            R"({"a\"b":"line\u000aend\\","n":18446744073709551615,"yes":true,"list":[1,2,{}],"r":0.25})");
+}
+
+TEST(Table, AlignsTextLeftAndNumbersRight) {
+  Table table({"name", "n"});
+  table.Row({"a", "5"});
+  table.Row({"longer", "1234"});
+  EXPECT_EQ(table.str(), "name    n\na          5\nlonger  1234\n");
+}
+
+TEST(HumanBytes, PicksAUnit) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(1023), "1023 B");
+  EXPECT_EQ(HumanBytes(1536), "1.5 KiB");
+  EXPECT_EQ(HumanBytes(uint64_t{3} << 40), "3.0 TiB");
+  EXPECT_EQ(HumanBytes(uint64_t{3} << 50), "3072.0 TiB");
+}
+
+TEST(Hex, WritesEveryByteWithTwoDigits) {
+  EXPECT_EQ(Hex(std::string_view("\x00\x0f\xff", 3)), "000fff");
+}
+
+}  // namespace
+}  // namespace kvtier::ctl
