@@ -126,7 +126,6 @@ BuiltImage EncodeLayers(Draft& draft, const LoadLayer& load) {
       if (entry.planes == kPlaneRaw) {
         StoreRawLayer(draft, layer, *raw);
       } else if (!LayerIsFinite(draft.shape, *raw)) {
-        entry = {};
         entry.planes = kPlaneRaw;
         sizes_hold = false;
       } else if (sizes_hold) {
