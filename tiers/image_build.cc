@@ -98,7 +98,7 @@ void StoreRawLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
   KVTIER_CHECK(base.size() >= raw.size());
   const std::span<std::byte> padding = base.subspan(raw.size());
   std::ranges::fill(padding, std::byte{0});
-  const uint32_t crc = CopyAndCrc32c(raw, base.first(raw.size()));
+  const uint32_t crc = StreamAndCrc32c(raw, base.first(raw.size()));
   draft.table[layer].crc[static_cast<int>(Region::kBase)] = ContinueCrc32c(crc, padding);
 }
 
@@ -149,7 +149,9 @@ BuiltImage StoreRaw16(Draft& draft, std::span<const std::byte> raw) {
 
 Status CopyPart(const ImageView& source, Draft& draft, size_t layer, int region) {
   const std::span<const std::byte> from = source.Parts(static_cast<uint16_t>(layer)).part[region];
-  const uint32_t crc = CopyAndCrc32c(from, draft.Parts(layer).part[region]);
+  const std::span<std::byte> to = draft.Parts(layer).part[region];
+  const bool is_raw = draft.codec.id == CodecId::kRaw16 || source.table[layer].planes == kPlaneRaw;
+  const uint32_t crc = is_raw ? StreamAndCrc32c(from, to) : CopyAndCrc32c(from, to);
   draft.table[layer].crc[region] = crc;
   if (crc == source.table[layer].crc[region]) return Status::Ok();
   return Status(Code::kDataLoss,

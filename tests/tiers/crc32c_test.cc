@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,23 @@ TEST(Crc32c, CopiesAndCoversWhatArrived) {
     for (std::byte& b : from) b = static_cast<std::byte>(rng());
     EXPECT_EQ(CopyAndCrc32c(from, to), Crc32c(from)) << "size " << size << ", seed " << kSeed;
     EXPECT_EQ(from, to);
+  }
+}
+
+TEST(Crc32c, StreamsToAnyAddressAndCoversWhatArrived) {
+  constexpr uint32_t kSeed = 8;
+  std::mt19937 rng(kSeed);
+  for (size_t size :
+       {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{4096}, size_t{4097}, size_t{100003}}) {
+    for (size_t shift : {size_t{0}, size_t{1}, size_t{16}}) {
+      std::vector<std::byte> from(size), to(size + 64, std::byte{0xCD});
+      for (std::byte& b : from) b = static_cast<std::byte>(rng());
+      const std::span<std::byte> target = std::span(to).subspan(shift, size);
+      EXPECT_EQ(StreamAndCrc32c(from, target), Crc32c(from)) << "size " << size << ", seed " << kSeed;
+      EXPECT_TRUE(std::ranges::equal(from, target));
+      EXPECT_EQ(std::ranges::count(to, std::byte{0xCD}) - std::ranges::count(from, std::byte{0xCD}), 64)
+          << "wrote beside the target";
+    }
   }
 }
 
