@@ -41,7 +41,8 @@ void SetDigest(const Digest& digest, std::string& out) {
   out.assign(digest.AsStringView());
 }
 
-Result<PutBlock> ParsePutBlock(const v1::PutBlock& block, const ModelSpec& spec, const Session& session) {
+Result<PutBlock> ParsePutBlock(const v1::PutBlock& block, const ModelSpec& spec,
+                               const ClientSession& session) {
   PutBlock parsed;
   KVTIER_ASSIGN(parsed.key, ParseKey(block.key(), "blocks.key"));
   KVTIER_ASSIGN(parsed.parent, ParseKey(block.parent(), "blocks.parent"));
@@ -149,7 +150,7 @@ Result<ModelSpec> ParseSpec(const v1::ModelSpec& spec, uint64_t max_block_bytes)
 }
 
 Result<std::vector<PutBlock>> ParsePutBlocks(const v1::PutRequest& request, const ModelSpec& spec,
-                                             const Session& session, uint32_t max_blocks) {
+                                             const ClientSession& session, uint32_t max_blocks) {
   const auto count = static_cast<uint32_t>(request.blocks_size());
   if (count == 0) return Invalid("blocks must not be empty");
   if (count > max_blocks) {

@@ -21,7 +21,7 @@ Result<ModelSpec> ParseSpec(const v1::ModelSpec& spec, uint64_t max_block_bytes)
 
 /// The blocks of a put: inside the session's staging memory, shapes as `spec` says.
 Result<std::vector<PutBlock>> ParsePutBlocks(const v1::PutRequest& request, const ModelSpec& spec,
-                                             const Session& session, uint32_t max_blocks);
+                                             const ClientSession& session, uint32_t max_blocks);
 
 void FillSpec(const ModelSpec& spec, v1::ModelSpec& out);
 void Fill(const RegisteredModel& model, v1::RegisterModelReply& out);

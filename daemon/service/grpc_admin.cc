@@ -17,7 +17,7 @@ uint64_t CountOf(const v1::TierCountRequest& request) {
 GrpcService::Reactor* GrpcService::Stats(Context* context, const v1::StatsRequest* request,
                                          v1::StatsReply* reply) {
   return Serve(context, request->session_token(), 0, Need::kSession,
-               [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
                  return CommandBody(kvtier::Stats{
                      .reply = FinishWith<kvtier::StatsReply>(
                          reactor, reply, [this](const kvtier::StatsReply& stats, v1::StatsReply& out) {
@@ -34,7 +34,7 @@ GrpcService::Reactor* GrpcService::ListModels(Context* context, const v1::ListMo
                                               v1::ListModelsReply* reply) {
   return Serve(
       context, request->session_token(), 0, Need::kAdmin,
-      [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
         return CommandBody(kvtier::ListModels{
             .reply = FinishWith<std::vector<ModelStats>>(
                 reactor, reply, [](const auto& models, v1::ListModelsReply& out) { Fill(models, out); })});
@@ -45,7 +45,7 @@ GrpcService::Reactor* GrpcService::ListBlocks(Context* context, const v1::ListBl
                                               v1::ListBlocksReply* reply) {
   return Serve(
       context, request->session_token(), 0, Need::kAdmin,
-      [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
         Key after;
         if (!request->after().empty()) {
           KVTIER_ASSIGN(after, ParseKey(request->after(), "after"));
@@ -65,7 +65,7 @@ GrpcService::Reactor* GrpcService::ListBlocks(Context* context, const v1::ListBl
 GrpcService::Reactor* GrpcService::Demote(Context* context, const v1::TierCountRequest* request,
                                           v1::CountReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(TierId tier, ParseTier(request->tier()));
                  return CommandBody(AdminDemote{.from = tier,
                                                 .count = CountOf(*request),
@@ -76,7 +76,7 @@ GrpcService::Reactor* GrpcService::Demote(Context* context, const v1::TierCountR
 GrpcService::Reactor* GrpcService::Evict(Context* context, const v1::TierCountRequest* request,
                                          v1::CountReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(TierId tier, ParseTier(request->tier()));
                  return CommandBody(AdminEvict{.from = tier,
                                                .count = CountOf(*request),
@@ -87,7 +87,7 @@ GrpcService::Reactor* GrpcService::Evict(Context* context, const v1::TierCountRe
 GrpcService::Reactor* GrpcService::Verify(Context* context, const v1::VerifyRequest* request,
                                           v1::VerifyReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(TierId tier, ParseTier(request->tier()));
                  return CommandBody(AdminVerify{
                      .tier = tier,
@@ -102,7 +102,7 @@ GrpcService::Reactor* GrpcService::Verify(Context* context, const v1::VerifyRequ
 GrpcService::Reactor* GrpcService::Drain(Context* context, const v1::DrainRequest* request,
                                          v1::CountReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<Session>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
                  return CommandBody(AdminDrain{.reply = FinishWith<uint64_t>(reactor, reply, kFillCount)});
                });
 }

@@ -12,7 +12,7 @@ constexpr auto kNothingToFill = [](const Done&, auto&) {};
 
 }  // namespace
 
-Status GrpcService::Allow(const Session* session, Need need) {
+Status GrpcService::Allow(const ClientSession* session, Need need) {
   if (session == nullptr) {
     deps_.metrics.unauthenticated_calls.Add();
     return Status(Code::kUnauthenticated, "no open session has this token");
@@ -48,7 +48,7 @@ GrpcService::Reactor* GrpcService::RegisterModel(Context* context, const v1::Reg
                                                  v1::RegisterModelReply* reply) {
   return Serve(
       context, request->session_token(), 0, Need::kSession,
-      [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
         KVTIER_ASSIGN(ModelSpec spec, ParseSpec(request->spec(), options_.limits.block_bytes));
         return CommandBody(kvtier::RegisterModel{
             .session = session->id,
@@ -64,7 +64,7 @@ GrpcService::Reactor* GrpcService::RegisterModel(Context* context, const v1::Reg
 GrpcService::Reactor* GrpcService::Lookup(Context* context, const v1::LookupRequest* request,
                                           v1::LookupReply* reply) {
   return Serve(context, request->session_token(), 0, Need::kSession,
-               [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(Key parent, ParseKey(request->parent(), "parent"));
                  KVTIER_ASSIGN(std::vector<Key> keys,
                                ParseKeys(request->keys(), options_.limits.keys_per_call));
@@ -81,7 +81,7 @@ GrpcService::Reactor* GrpcService::Lookup(Context* context, const v1::LookupRequ
 GrpcService::Reactor* GrpcService::Acquire(Context* context, const v1::AcquireRequest* request,
                                            v1::AcquireReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kSession,
-               [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(Key parent, ParseKey(request->parent(), "parent"));
                  KVTIER_ASSIGN(std::vector<Key> keys,
                                ParseKeys(request->keys(), options_.limits.keys_per_call));
@@ -106,7 +106,7 @@ GrpcService::Reactor* GrpcService::Release(Context* context, const v1::ReleaseRe
                                            v1::ReleaseReply* reply) {
   return Serve(
       context, request->session_token(), 0, Need::kSession,
-      [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
         return CommandBody(kvtier::Release{.session = session->id,
                                            .lease = LeaseId{request->lease()},
                                            .reply = FinishWith<Done>(reactor, reply, kNothingToFill)});
@@ -116,7 +116,7 @@ GrpcService::Reactor* GrpcService::Release(Context* context, const v1::ReleaseRe
 GrpcService::Reactor* GrpcService::Renew(Context* context, const v1::RenewRequest* request,
                                          v1::RenewReply* reply) {
   return Serve(context, request->session_token(), 0, Need::kSession,
-               [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  return CommandBody(kvtier::Renew{.session = session->id,
                                                   .lease = LeaseId{request->lease()},
                                                   .ttl = LeaseTtl(request->ttl_ms()),
@@ -126,7 +126,7 @@ GrpcService::Reactor* GrpcService::Renew(Context* context, const v1::RenewReques
 
 GrpcService::Reactor* GrpcService::Put(Context* context, const v1::PutRequest* request, v1::PutReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kSession,
-               [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  const std::optional<ModelSpec> spec = session->FindModel(ModelId{request->model()});
                  if (!spec) return Status(Code::kNotFound, "the model is not registered in this session");
                  if (!v1::Durability_IsValid(request->durability())) {
@@ -154,7 +154,7 @@ GrpcService::Reactor* GrpcService::Put(Context* context, const v1::PutRequest* r
 GrpcService::Reactor* GrpcService::WaitTicket(Context* context, const v1::WaitTicketRequest* request,
                                               v1::PutReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kSession,
-               [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  return CommandBody(kvtier::WaitTicket{
                      .session = session->id,
                      .ticket = TicketId{request->ticket()},
@@ -167,7 +167,7 @@ GrpcService::Reactor* GrpcService::Prefetch(Context* context, const v1::Prefetch
                                             v1::PrefetchReply* reply) {
   return Serve(
       context, request->session_token(), request->deadline_ms(), Need::kSession,
-      [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
         KVTIER_ASSIGN(TierId target, ParseTier(request->tier()));
         KVTIER_ASSIGN(std::vector<Key> keys, ParseKeys(request->keys(), options_.limits.keys_per_call));
         return CommandBody(kvtier::Prefetch{
@@ -185,7 +185,7 @@ GrpcService::Reactor* GrpcService::Cancel(Context* context, const v1::CancelRequ
                                           v1::CancelReply* reply) {
   return Serve(
       context, request->session_token(), 0, Need::kSession,
-      [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
         return CommandBody(kvtier::Cancel{.session = session->id,
                                           .ticket = TicketId{request->ticket()},
                                           .reply = FinishWith<Done>(reactor, reply, kNothingToFill)});
@@ -196,7 +196,7 @@ GrpcService::Reactor* GrpcService::Remove(Context* context, const v1::RemoveRequ
                                           v1::RemoveReply* reply) {
   return Serve(
       context, request->session_token(), 0, Need::kSession,
-      [&](const std::shared_ptr<Session>& session, Reactor* reactor) -> Result<CommandBody> {
+      [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
         // The engine reads "no keys" as everything: that must have been asked for in so many words.
         std::vector<Key> keys;
         if (!request->whole_namespace()) {

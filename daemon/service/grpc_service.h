@@ -43,7 +43,7 @@ class GrpcService final : public v1::Kvtier::CallbackService {
   template <typename Build>
   Reactor* Serve(Context* context, const std::string& token, uint32_t deadline_ms, Need need, Build build) {
     Reactor* reactor = context->DefaultReactor();
-    const std::shared_ptr<Session> session = deps_.registry.Find(token);
+    const std::shared_ptr<ClientSession> session = deps_.registry.Find(token);
     const Status allowed = Allow(session.get(), need);
     if (!allowed.ok()) {
       reactor->Finish(ToGrpc(allowed));
@@ -58,7 +58,7 @@ class GrpcService final : public v1::Kvtier::CallbackService {
     }
     return reactor;
   }
-  Status Allow(const Session* session, Need need);
+  Status Allow(const ClientSession* session, Need need);
   void Submit(Reactor* reactor, TimePoint deadline, CommandBody body);
   Duration LeaseTtl(uint32_t ttl_ms) const;
   Result<TierId> ParseTier(uint32_t tier) const;

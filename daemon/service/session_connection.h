@@ -33,8 +33,8 @@ struct SessionConnection {
   Peer peer;
   State state = State::kHello;
   TimePoint connected_at;
-  std::shared_ptr<Session> session;  ///< from the hello on
-  TenantId tenant;                   ///< once open
+  std::shared_ptr<ClientSession> session;  ///< from the hello on
+  TenantId tenant;                         ///< once open
   SessionToken token{};
   UniqueFd staging;  ///< until the welcome is sent
   std::unordered_map<ArenaId, ArenaState> arenas;

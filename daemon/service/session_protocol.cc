@@ -80,7 +80,7 @@ Status SessionLoop::Admit(Serial serial, SessionConnection& connection, const v1
   }
   KVTIER_ASSIGN(connection.token, RandomToken());
   KVTIER_ASSIGN(Staging::WithDescriptor staging, Staging::Make(staging_budget_, options_.staging_bytes));
-  auto session = std::make_shared<Session>();
+  auto session = std::make_shared<ClientSession>();
   session->id = SessionId{next_session_++};
   session->tenant_name = "uid:" + std::to_string(connection.peer.uid);
   session->admin = connection.peer.uid == 0 || connection.peer.uid == ::geteuid();
@@ -124,7 +124,8 @@ bool SessionLoop::Refuse(Serial serial, const Status& why) {
   const auto found = connections_.find(serial);
   if (found == connections_.end()) return false;
   SessionConnection& connection = *found->second;
-  if (connection.state != SessionConnection::State::kOpen) deps_.metrics.sessions_refused.Add();
+  // The engine counts the sessions that it opens and those that it refuses.
+  if (connection.state == SessionConnection::State::kHello) deps_.metrics.sessions_refused.Add();
   spdlog::warn("session socket: uid {} refused: {}", connection.peer.uid, why.ToString());
   v1::DaemonMessage message;
   message.mutable_refused()->set_code(static_cast<int32_t>(why.code()));
@@ -149,7 +150,7 @@ void SessionLoop::Handle(SessionOpenedEvent& event) {
 }
 
 void SessionLoop::Welcome(Serial serial, SessionConnection& connection) {
-  const std::shared_ptr<Session>& session = connection.session;
+  const std::shared_ptr<ClientSession>& session = connection.session;
   v1::DaemonMessage message;
   v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_protocol(kSessionProtocol);
@@ -168,7 +169,6 @@ void SessionLoop::Welcome(Serial serial, SessionConnection& connection) {
 
   connection.state = SessionConnection::State::kOpen;
   deps_.registry.Add(connection.token, session);
-  deps_.metrics.sessions_opened.Add();
   spdlog::info("session {} of {} opened", session->id.value, session->tenant_name);
   // The offers that came while the session was being opened follow the welcome.
   std::deque<SessionConnection::Outgoing> offers;

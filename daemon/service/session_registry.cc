@@ -4,12 +4,12 @@
 
 namespace kvtier {
 
-void Session::RememberModel(ModelId model, const ModelSpec& spec) {
+void ClientSession::RememberModel(ModelId model, const ModelSpec& spec) {
   std::lock_guard lock(mutex_);
   models_.insert_or_assign(model, spec);
 }
 
-std::optional<ModelSpec> Session::FindModel(ModelId model) const {
+std::optional<ModelSpec> ClientSession::FindModel(ModelId model) const {
   std::lock_guard lock(mutex_);
   const auto found = models_.find(model);
   if (found == models_.end()) return std::nullopt;
@@ -24,13 +24,13 @@ size_t SessionRegistry::TokenHash::operator()(const SessionToken& token) const n
   return word;
 }
 
-void SessionRegistry::Add(const SessionToken& token, std::shared_ptr<Session> session) {
+void SessionRegistry::Add(const SessionToken& token, std::shared_ptr<ClientSession> session) {
   std::unique_lock lock(mutex_);
   sessions_.insert_or_assign(token, std::move(session));
 }
 
 void SessionRegistry::Remove(const SessionToken& token) {
-  std::shared_ptr<Session> last;  // freed outside the lock: it may unmap staging memory
+  std::shared_ptr<ClientSession> last;  // freed outside the lock: it may unmap staging memory
   std::unique_lock lock(mutex_);
   const auto found = sessions_.find(token);
   if (found == sessions_.end()) return;
@@ -38,7 +38,7 @@ void SessionRegistry::Remove(const SessionToken& token) {
   sessions_.erase(found);
 }
 
-std::shared_ptr<Session> SessionRegistry::Find(std::string_view token) const {
+std::shared_ptr<ClientSession> SessionRegistry::Find(std::string_view token) const {
   SessionToken key;
   if (token.size() != key.size()) return nullptr;
   std::memcpy(key.data(), token.data(), key.size());

@@ -20,7 +20,7 @@ namespace kvtier {
 using SessionToken = std::array<std::byte, 16>;
 
 /// A client between its welcome and the end of its socket. Immutable but for the models. Threads: any.
-class Session {
+class ClientSession {
  public:
   SessionId id;
   std::string tenant_name;
@@ -41,17 +41,17 @@ class Session {
 /// threads.
 class SessionRegistry {
  public:
-  void Add(const SessionToken& token, std::shared_ptr<Session> session);
+  void Add(const SessionToken& token, std::shared_ptr<ClientSession> session);
   void Remove(const SessionToken& token);
   /// Null for anything that is not the token of an open session.
-  std::shared_ptr<Session> Find(std::string_view token) const;
+  std::shared_ptr<ClientSession> Find(std::string_view token) const;
 
  private:
   struct TokenHash {
     size_t operator()(const SessionToken& token) const noexcept;
   };
   mutable std::shared_mutex mutex_;
-  std::unordered_map<SessionToken, std::shared_ptr<Session>, TokenHash> sessions_;
+  std::unordered_map<SessionToken, std::shared_ptr<ClientSession>, TokenHash> sessions_;
 };
 
 }  // namespace kvtier

@@ -105,7 +105,7 @@ TEST_F(GrpcServiceTest, S67_TheSocketIsForItsOwnerOnly) {
 
 TEST_F(GrpcServiceTest, S67_AdminVerbsNeedTheAdminIdentity) {
   StartAll();
-  auto other = std::make_shared<Session>();
+  auto other = std::make_shared<ClientSession>();
   other->id = SessionId{1000};
   other->tenant_name = "uid:4242";
   SessionToken token;
