@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/host_device.h"
+
 namespace kvtier {
 
 /// Element types of decoded K and V. Values are those of the image header (codecs/FORMAT.md).
@@ -56,7 +58,7 @@ struct KvLayerView {
   uint32_t first_token = 0;  ///< token 0 of the block is token `first_token` of the view
   DType dtype = DType::kFp16;
 
-  int64_t Row(uint32_t head, uint32_t token) const {
+  KVTIER_HD int64_t Row(uint32_t head, uint32_t token) const {
     const uint64_t t = uint64_t{first_token} + token;
     if (page_table == nullptr) return static_cast<int64_t>(t) * token_stride + head * head_stride;
     return page_table[t / page_tokens] * page_stride + static_cast<int64_t>(t % page_tokens) * token_stride +

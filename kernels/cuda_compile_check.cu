@@ -1,0 +1,22 @@
+// Every kernel body, as nvcc sees it. Nothing launches these yet: what is checked is that one source serves
+// both compilers.
+#include "kernels/boost.h"
+#include "kernels/cuda_team.cuh"
+#include "kernels/dequantize.h"
+#include "kernels/quantize.h"
+
+namespace kvtier {
+
+extern __shared__ std::byte shared_scratch[];
+
+__global__ void QuantizeKernel(QuantizeArgs args) {
+  Quantize(CudaTeam(shared_scratch), args);
+}
+__global__ void DequantizeKernel(DequantizeArgs args) {
+  Dequantize(CudaTeam(shared_scratch), args);
+}
+__global__ void GatherBoostKernel(GatherBoostArgs args) {
+  GatherBoostBits(CudaTeam(shared_scratch), args);
+}
+
+}  // namespace kvtier
