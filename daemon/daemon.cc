@@ -1,0 +1,348 @@
+#include "daemon/daemon.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "daemon/config/units.h"
+#include "daemon/engine/engine_thread.h"
+#include "daemon/process.h"
+#include "daemon/service/grpc_server.h"
+#include "daemon/service/session_server.h"
+#include "daemon/service/socket_path.h"
+#include "monitoring/exporter.h"
+#include "tiers/arena_store.h"
+#include "tiers/cold_store.h"
+#include "tiers/committer.h"
+#include "tiers/transfer_worker.h"
+
+namespace kvtier {
+namespace {
+
+/// A thread that shows no life for so long has stalled; one device operation may take kColdIoTimeout.
+constexpr Duration kStalledAfter = std::chrono::seconds(10);
+/// How long the engine looks for the next command before it sleeps: most of a client's turnaround.
+constexpr Duration kEngineSpin = std::chrono::microseconds(50);
+constexpr uint32_t kMaxDefaultWorkers = 4;
+
+uint32_t WorkerCount(uint32_t configured) {
+  return configured != 0 ? configured
+                         : std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultWorkers);
+}
+
+bool HasHostTier(const Config& config) {
+  return std::any_of(config.tiers.begin(), config.tiers.end(),
+                     [](const TierConfig& tier) { return tier.kind == MediumKind::kHost; });
+}
+
+/// The ladder that runs: as configured, or with a small host tier on top in which puts and cold reads land.
+std::vector<TierConfig> RunningTiers(const Config& config) {
+  std::vector<TierConfig> tiers = config.tiers;
+  if (HasHostTier(config)) return tiers;
+  TierConfig landing;
+  landing.name = "landing";
+  landing.capacity_bytes = config.server.landing_bytes;
+  tiers.insert(tiers.begin(), std::move(landing));
+  return tiers;
+}
+
+Status CheckMemory(const std::vector<TierConfig>& tiers) {
+  uint64_t host_bytes = 0;
+  for (const TierConfig& tier : tiers) {
+    if (tier.kind == MediumKind::kHost) host_bytes += tier.capacity_bytes;
+  }
+  const uint64_t limit = MemoryLimitBytes();
+  if (host_bytes <= limit) return Status::Ok();
+  return Status(Code::kInvalidArgument, "host tiers of " + FormatBytes(host_bytes) + " do not fit into " +
+                                            FormatBytes(limit >> 20 << 20) + " of memory");
+}
+
+class DaemonImpl final : public Daemon {
+ public:
+  DaemonImpl(const Config& config, std::string version)
+      : config_(config),
+        version_(std::move(version)),
+        tiers_(RunningTiers(config)),
+        commands_(config.limits.command_queue),
+        jobs_(config.limits.jobs_in_flight),
+        cold_jobs_(config.limits.jobs_in_flight),
+        completions_(2 * size_t{config.limits.jobs_in_flight}) {}
+  ~DaemonImpl() override { Stop(); }
+
+  Status Start() {
+    KVTIER_TRY(CheckMemory(tiers_));
+    KVTIER_ASSIGN(SocketLock lock, SocketLock::Take(config_.server.socket));
+    lock_.emplace(std::move(lock));
+    KVTIER_ASSIGN(boot_id_, RandomId());
+    KVTIER_TRY(StartExporter());
+    KVTIER_TRY(TellAboutIo());
+    KVTIER_TRY(OpenColdStores());
+    KVTIER_TRY(BuildEngine());
+    KVTIER_TRY(StartThreads());
+    KVTIER_TRY(Serve());
+    TellWhatRuns();
+    return Status::Ok();
+  }
+
+  void Supervise() override {
+    const std::string problem = Problem();
+    if (problem == last_problem_) return;
+    if (problem.empty()) {
+      spdlog::info("all threads make progress again");
+    } else {
+      spdlog::error("{}", problem);
+    }
+    // Only the change is added: threads that fail add themselves.
+    metrics_.unhealthy_threads.Add((problem.empty() ? 0 : 1) - (last_problem_.empty() ? 0 : 1));
+    last_problem_ = problem;
+  }
+
+  void Stop() override {
+    ready_.store(false);
+    // The engine still runs: ending the sessions cancels what calls wait for, so that gRPC can finish them.
+    std::thread end_calls([this] {
+      if (grpc_) grpc_->Stop();
+    });
+    if (sessions_) sessions_->Stop();
+    end_calls.join();
+    if (grpc_) ::unlink(config_.server.socket.c_str());
+    grpc_.reset();
+    if (engine_thread_) engine_thread_->Stop();
+    if (workers_) workers_->Stop();
+    if (committer_) committer_->Stop();
+    exporter_.reset();
+  }
+
+ private:
+  Status StartExporter() {
+    if (!config_.metrics.enabled) return Status::Ok();
+    ExporterOptions options;
+    options.host = config_.metrics.host;
+    options.port = config_.metrics.port;
+    options.version = version_;
+    for (const TierConfig& tier : tiers_) options.tiers.push_back(tier.name);
+    options.health = [this] { return Problem(); };
+    options.readiness = [this] { return ready_.load() ? std::string() : "starting or stopping"; };
+    KVTIER_ASSIGN(exporter_, Exporter::Make(std::move(options), metrics_));
+    return Status::Ok();
+  }
+
+  /// Tries what the workers will do, to say so at the start and to refuse a setting that cannot work.
+  Status TellAboutIo() {
+    KVTIER_ASSIGN(const std::unique_ptr<BlockIo> probe, MakeBlockIo(config_.server.io));
+    if (std::string_view(probe->name()) == "io_uring") {
+      spdlog::info("file I/O by io_uring");
+    } else {
+      spdlog::warn("no io_uring: file I/O by plain calls");
+    }
+    return Status::Ok();
+  }
+
+  Status OpenColdStores() {
+    cold_stores_.resize(tiers_.size());
+    recovery_.resize(tiers_.size());
+    for (size_t i = 0; i < tiers_.size(); ++i) {
+      const TierConfig& tier = tiers_[i];
+      if (tier.kind != MediumKind::kNvme) continue;
+      ColdStoreOptions options;
+      options.tier = TierId{static_cast<uint8_t>(i)};
+      options.path = tier.path;
+      options.capacity_bytes = tier.capacity_bytes;
+      options.segment_bytes = tier.segment_bytes;
+      options.allow_direct_io = tier.direct_io;
+      KVTIER_ASSIGN(cold_stores_[i], ColdStore::Make(std::move(options)));
+      KVTIER_ASSIGN(recovery_[i], cold_stores_[i]->Recover());
+      metrics_.o_direct_active.Set(cold_stores_[i]->direct_io() ? 1 : 0);
+      spdlog::info("tier {}: {} blocks of {} models found in {} ({} records dropped), {}", tier.name,
+                   recovery_[i].blocks.size(), recovery_[i].models.size(), tier.path,
+                   recovery_[i].dropped_records,
+                   cold_stores_[i]->direct_io() ? "O_DIRECT" : "no O_DIRECT: buffered I/O");
+    }
+    return Status::Ok();
+  }
+
+  EngineOptions MakeEngineOptions() {
+    EngineOptions options;
+    for (size_t i = 0; i < tiers_.size(); ++i) {
+      const TierConfig& tier = tiers_[i];
+      TierOptions one;
+      one.name = tier.name;
+      one.kind = tier.kind;
+      one.capacity_bytes = tier.capacity_bytes;
+      one.codec = tier.codec;
+      one.high_watermark = tier.high_watermark;
+      one.low_watermark = tier.low_watermark;
+      one.segment_bytes = tier.segment_bytes;
+      one.medium = cold_stores_[i] ? static_cast<Medium*>(cold_stores_[i].get()) : &arenas_;
+      options.tiers.push_back(std::move(one));
+    }
+    const LimitsConfig& limits = config_.limits;
+    options.limits.leases_per_session = limits.leases_per_session;
+    options.limits.lease_share = limits.lease_share;
+    options.limits.models_per_session = limits.models_per_session;
+    options.limits.sessions = limits.sessions;
+    options.limits.default_lease_ttl = std::chrono::milliseconds(limits.lease_ttl_ms);
+    options.limits.max_lease_ttl = std::chrono::milliseconds(limits.max_lease_ttl_ms);
+    options.limits.jobs_in_flight = limits.jobs_in_flight;
+    options.limits.max_entries = limits.max_blocks;
+    return options;
+  }
+
+  SessionLimits MakeSessionLimits() const {
+    const LimitsConfig& limits = config_.limits;
+    return {.keys_per_call = limits.keys_per_call,
+            .block_bytes = limits.block_bytes,
+            .leases = limits.leases_per_session,
+            .models = limits.models_per_session,
+            .lease_ttl_ms = limits.lease_ttl_ms,
+            .max_lease_ttl_ms = limits.max_lease_ttl_ms};
+  }
+
+  Status BuildEngine() {
+    SessionServerOptions session;
+    session.socket_path = config_.server.socket + std::string(kSessionSocketSuffix);
+    session.boot_id = boot_id_;
+    session.staging_bytes = config_.server.staging_bytes;
+    session.staging_total_bytes = config_.server.staging_total_bytes;
+    session.sessions = config_.limits.sessions;
+    session.limits = MakeSessionLimits();
+    KVTIER_ASSIGN(
+        sessions_,
+        SessionServer::Make(std::move(session),
+                            {.commands = commands_,
+                             .registry = registry_,
+                             .arena_descriptor = [this](ArenaId arena) { return arenas_.Descriptor(arena); },
+                             .metrics = metrics_,
+                             .clock = clock_}));
+    EngineOptions options = MakeEngineOptions();
+    KVTIER_ASSIGN(const auto seed, RandomId());
+    std::memcpy(&options.hash_seed, seed.data(), sizeof(options.hash_seed));
+    KVTIER_ASSIGN(engine_, Engine::Make(std::move(options),
+                                        {.commands = commands_,
+                                         .completions = completions_,
+                                         .jobs = jobs_,
+                                         .cold_jobs = cold_jobs_,
+                                         .events = *sessions_,
+                                         .metrics = metrics_},
+                                        std::move(recovery_)));
+    return Status::Ok();
+  }
+
+  Status StartThreads() {
+    const auto wake_engine = [this] { commands_.Wake(); };
+    KVTIER_ASSIGN(workers_, TransferWorkers::Make({.count = WorkerCount(config_.server.workers),
+                                                   .io = config_.server.io,
+                                                   .on_completion = wake_engine},
+                                                  jobs_, completions_, arenas_, metrics_));
+    std::vector<CommitterStore> stores;
+    for (size_t i = 0; i < cold_stores_.size(); ++i) {
+      if (cold_stores_[i])
+        stores.push_back({.tier = TierId{static_cast<uint8_t>(i)}, .store = cold_stores_[i].get()});
+    }
+    if (!stores.empty()) {
+      committer_ =
+          std::make_unique<Committer>(CommitterOptions{.io = config_.server.io, .on_completion = wake_engine},
+                                      std::move(stores), cold_jobs_, completions_, metrics_);
+      KVTIER_TRY(committer_->Start());
+    }
+    engine_thread_ = std::make_unique<EngineThread>(EngineThreadOptions{.spin = kEngineSpin}, *engine_,
+                                                    commands_, clock_, metrics_);
+    KVTIER_TRY(workers_->Start());
+    KVTIER_TRY(engine_thread_->Start());
+    return Status::Ok();
+  }
+
+  Status Serve() {
+    GrpcServerOptions options;
+    options.socket_path = config_.server.socket;
+    options.default_deadline = std::chrono::milliseconds(config_.server.default_deadline_ms);
+    options.limits = MakeSessionLimits();
+    options.tiers = static_cast<uint32_t>(tiers_.size());
+    options.version = version_;
+    KVTIER_ASSIGN(grpc_,
+                  GrpcServer::Make(
+                      std::move(options),
+                      {.commands = commands_, .registry = registry_, .metrics = metrics_, .clock = clock_}));
+    // Last: a session's welcome is the invitation to call.
+    sessions_->Start();
+    ready_.store(true);
+    return Status::Ok();
+  }
+
+  void TellWhatRuns() const {
+    std::string ladder;
+    for (const TierConfig& tier : tiers_) {
+      ladder += (ladder.empty() ? "" : ", ") + tier.name + " (" + FormatBytes(tier.capacity_bytes) + " " +
+                (tier.kind == MediumKind::kHost ? "host" : "nvme " + tier.path) + ", " +
+                std::string(FindCodec(tier.codec)->name) + ")";
+    }
+    if (tiers_.front().name == "hot") {
+      spdlog::info("{}: hot tier in host memory",
+                   GpuVisible() ? "this version does not use the GPU" : "no GPU");
+    }
+    spdlog::info("kvtierd {} serves {} and {}{}; tiers {}; metrics {}", version_, config_.server.socket,
+                 config_.server.socket, kSessionSocketSuffix, ladder,
+                 exporter_
+                     ? "http://" + config_.metrics.host + ":" + std::to_string(exporter_->port()) + "/metrics"
+                     : "off");
+  }
+
+  /// What is wrong with the threads; empty when nothing is, or while they are not all there. Any thread.
+  std::string Problem() const {
+    if (!ready_.load()) return std::string();
+    const TimePoint now = clock_.Now();
+    std::string problem;
+    const auto look = [&](const char* name, TimePoint last) {
+      if (now - last <= kStalledAfter) return;
+      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - last).count();
+      problem += (problem.empty() ? "" : "; ") + std::string(name) + ": no progress for " +
+                 std::to_string(seconds) + " s";
+    };
+    look("engine thread", engine_thread_->LastStep());
+    look("a transfer worker", workers_->OldestProgress());
+    if (committer_) look("committer", committer_->LastProgress());
+    look("session thread", sessions_->last_beat());
+    return problem;
+  }
+
+  const Config config_;
+  const std::string version_;
+  const std::vector<TierConfig> tiers_;
+  std::optional<SocketLock> lock_;
+  std::array<std::byte, 16> boot_id_{};
+
+  // Destroyed bottom up: whatever stands lower may use what stands higher.
+  SteadyClock clock_;
+  Metrics metrics_;
+  BoundedQueue<Command> commands_;
+  BoundedQueue<Job> jobs_;
+  BoundedQueue<ColdJob> cold_jobs_;
+  BoundedQueue<Completion> completions_;
+  SessionRegistry registry_;
+  ArenaStore arenas_;
+  std::vector<std::unique_ptr<ColdStore>> cold_stores_;  ///< by tier; null for host tiers
+  std::vector<ColdRecovery> recovery_;
+  std::unique_ptr<SessionServer> sessions_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<EngineThread> engine_thread_;
+  std::unique_ptr<TransferWorkers> workers_;
+  std::unique_ptr<Committer> committer_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::atomic<bool> ready_{false};
+  std::string last_problem_;
+  std::unique_ptr<Exporter> exporter_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Daemon>> Daemon::Make(const Config& config, const std::string& version) {
+  auto daemon = std::make_unique<DaemonImpl>(config, version);
+  KVTIER_TRY(daemon->Start());
+  return std::unique_ptr<Daemon>(std::move(daemon));
+}
+
+}  // namespace kvtier
