@@ -46,6 +46,8 @@ LIBRARIES = {
     r"(cuda|nv)\w*\.h": ["kernels/", "tests/"],
     r"hwy/": ["kernels/", "codecs/", "tests/"],
     r"(gtest|gmock|benchmark)/": ["tests/"],
+    # Its own std-like types would leak into whoever includes us.
+    r"absl/": ["daemon/policy/", "daemon/engine/", "daemon/service/", "client/src/", "tests/"],
 }
 
 # Pure parts: neither threads nor I/O of their own.
@@ -104,14 +106,15 @@ def problems(root):
             quote, name = match.groups()
             target = resolve(name, files)
             problem = library_problem(source, name) if target is None else edge_problem(source, target)
-            if target is None and problem is None and quote == '"' and not generated(source, name):
+            if target is None and problem is None and quote == '"' and not foreign(source, name):
                 problem = f'"{name}" is not in the repository: quotes are for paths from its root'
             if problem:
                 yield f"{source}:{number}: {problem}"
 
 
-def generated(source, name):
-    return source.startswith("tests/") and name.endswith(".pb.h")
+def foreign(source, name):
+    """Whether a quoted name is another project's, or made by protoc for a test."""
+    return any(re.match(pattern, name) for pattern in LIBRARIES) or source.startswith("tests/") and name.endswith(".pb.h")
 
 
 def main():
