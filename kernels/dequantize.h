@@ -107,7 +107,7 @@ KVTIER_HD inline void DequantizeVRow(const DequantizeArgs& args, uint32_t head, 
   const uint32_t v_dim = args.shape.v_dim;
   const uint64_t row = PlaneRow(args.shape, head, token);
   const uint8_t* scales = args.in.v_scale + row * VGroups(args.shape);
-  const int16_t offset = args.in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2;
+  const int32_t offset = args.in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2;
   std::byte* target = args.out.v + args.out.Row(head, token);
   for (uint32_t first = 0; first < v_dim; first += kTileCodes) {
     const uint32_t n = TileCodes(v_dim, first);

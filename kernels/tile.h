@@ -74,57 +74,59 @@ KVTIER_HD inline void UnpackTile(const uint8_t* plane, uint32_t n, uint8_t* code
       codes[j + k * quarter] |= static_cast<uint8_t>((plane[j] >> 2 * k & 3) << shift);
 }
 
-/// Butterflies (a + b, a - b) between rows of an 8 x 8 matrix that are `distance` apart.
+/// Butterflies (a + b, a - b) of m[64] at one distance.
 template <uint32_t distance, typename Value>
-KVTIER_HD inline void RowButterflies(Value* m) {
-  for (uint32_t start = 0; start < 64; start += 16 * distance) {
-    for (uint32_t i = start; i < start + 8 * distance; ++i) {
-      const Value a = m[i], b = m[i + 8 * distance];
-      m[i] = static_cast<Value>(a + b);
-      m[i + 8 * distance] = static_cast<Value>(a - b);
+KVTIER_HD inline void Butterflies(Value* m) {
+  for (uint32_t start = 0; start < 64; start += 2 * distance) {
+    for (uint32_t i = start; i < start + distance; ++i) {
+      const Value a = m[i], b = m[i + distance];
+      m[i] = a + b;
+      m[i + distance] = a - b;
     }
   }
 }
-/// Distances 8, 16 and 32 of m[64].
-template <typename Value>
-KVTIER_HD inline void ButterfliesAcrossRows(Value* m) {
-  RowButterflies<1>(m);
-  RowButterflies<2>(m);
-  RowButterflies<4>(m);
-}
 
+/// The first three stages, on eight neighbours in registers.
 template <typename Value>
-KVTIER_HD inline void Transpose8x8(const Value* in, Value* out) {
-  for (uint32_t row = 0; row < 8; ++row)
-    for (uint32_t column = 0; column < 8; ++column) out[column * 8 + row] = in[row * 8 + column];
+KVTIER_HD inline void ButterfliesOfEight(Value* m) {
+  const Value a0 = m[0] + m[1], a1 = m[0] - m[1], a2 = m[2] + m[3], a3 = m[2] - m[3];
+  const Value a4 = m[4] + m[5], a5 = m[4] - m[5], a6 = m[6] + m[7], a7 = m[6] - m[7];
+  const Value b0 = a0 + a2, b1 = a1 + a3, b2 = a0 - a2, b3 = a1 - a3;
+  const Value b4 = a4 + a6, b5 = a5 + a7, b6 = a4 - a6, b7 = a5 - a7;
+  m[0] = b0 + b4;
+  m[1] = b1 + b5;
+  m[2] = b2 + b6;
+  m[3] = b3 + b7;
+  m[4] = b0 - b4;
+  m[5] = b1 - b5;
+  m[6] = b2 - b6;
+  m[7] = b3 - b7;
 }
 
 /// m = H64 m in Sylvester order, unscaled, distances 1, 2, 4 .. 32 in this order (it matters in fp32).
-/// The first three stages run across rows of the transposed 8 x 8 matrix: the same operations, side by side.
 template <typename Value>
 KVTIER_HD inline void Hadamard64(Value* m) {
-  Value transposed[64];
-  Transpose8x8(m, transposed);
-  ButterfliesAcrossRows(transposed);
-  Transpose8x8(transposed, m);
-  ButterfliesAcrossRows(m);
+  for (uint32_t i = 0; i < 64; i += 8) ButterfliesOfEight(m + i);
+  Butterflies<8>(m);
+  Butterflies<16>(m);
+  Butterflies<32>(m);
 }
 
 /// The grid of V: code c stands for (2c + offset) / 2 steps. INT2 codes come as h << 2.
-inline constexpr int16_t kVOffsetInt4 = -15, kVOffsetInt2 = -12;
+inline constexpr int32_t kVOffsetInt4 = -15, kVOffsetInt2 = -12;
 
 /// One V group to fp32, before out16.
 ///   codes [n], n <= 64      scale_byte: the fp16 scale s has the bits scale_byte << 7; 0 decodes to +0
-/// Groups of 64 are rotated: H64 z on integers (within +-960, exact), one product with s/16. Smaller ones are
-/// not.
-KVTIER_HD inline void DequantizeVGroup(const uint8_t* codes, uint32_t n, int16_t offset, uint8_t scale_byte,
+/// Groups of 64 are rotated: H64 z on integers (within +-960, exact), one product with s/16.
+/// Smaller ones are not rotated.
+KVTIER_HD inline void DequantizeVGroup(const uint8_t* codes, uint32_t n, int32_t offset, uint8_t scale_byte,
                                        float* out) {
   if (scale_byte == 0) {
     for (uint32_t i = 0; i < n; ++i) out[i] = 0.0f;
     return;
   }
-  int16_t z[kTileCodes];
-  for (uint32_t i = 0; i < n; ++i) z[i] = static_cast<int16_t>(2 * codes[i] + offset);
+  int32_t z[kTileCodes];
+  for (uint32_t i = 0; i < n; ++i) z[i] = 2 * codes[i] + offset;
   const float scale = Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7));
   if (n < kTileCodes) {
     for (uint32_t i = 0; i < n; ++i) out[i] = static_cast<float>(z[i]) * (scale / 2);
@@ -135,8 +137,8 @@ KVTIER_HD inline void DequantizeVGroup(const uint8_t* codes, uint32_t n, int16_t
 }
 
 /// One K value to fp32, before out16: fmaf(c, s, m). c * s is exact in fp32 (at most 4 + 11 significant
-/// bits), so this rounds once and equals the fused operation without needing it. INT2 is the same with code h
-/// << 2 and minimum fmaf(1.5, s, m): fmaf(4h, s, m') = fmaf(h, 4s, m').
+/// bits), so this rounds once and equals the fused operation without needing it.
+/// INT2 is the same with code 4h and minimum m' = fmaf(1.5, s, m): fmaf(4h, s, m') = fmaf(h, 4s, m').
 KVTIER_HD inline float DequantizeK(uint8_t code, float scale, float minimum) {
   return static_cast<float>(code) * scale + minimum;
 }

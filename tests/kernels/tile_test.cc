@@ -53,8 +53,8 @@ int Sign(uint32_t row, uint32_t column) {
 TEST(HadamardTest, MatchesTheMatrixOnIntegers) {
   std::mt19937 random(7);
   for (int round = 0; round < 100; ++round) {
-    std::array<int16_t, 64> z, transformed;
-    for (int16_t& value : z) value = static_cast<int16_t>(static_cast<int>(random() % 31) - 15);
+    std::array<int32_t, 64> z, transformed;
+    for (int32_t& value : z) value = static_cast<int32_t>(random() % 31) - 15;
     transformed = z;
     Hadamard64(transformed.data());
     for (uint32_t row = 0; row < 64; ++row) {
