@@ -4,6 +4,12 @@
 #include "tiers/base/check.h"
 
 namespace kvtier {
+namespace {
+
+/// Between a background demotion that failed and the next one.
+constexpr Duration kDemotionPause = std::chrono::milliseconds(10);
+
+}  // namespace
 
 bool EngineImpl::MayLeave(EntryId id, TierId tier) const {
   const Entry& entry = table_.at(id);
@@ -63,8 +69,14 @@ void EngineImpl::FinishDemotion(const Transfer& transfer, const Status& status) 
   const Entry& entry = table_.at(transfer.entry);
   if (!entry.in_table || !MayLeave(transfer.entry, *transfer.from)) return;
   if (status.ok()) return EvictCopy(transfer.entry, *transfer.from, Reason::kCapacity);
+  if (!transfer.on_demand) {
+    // What failed now would fail again at once.
+    tier.demote_after = now_ + kDemotionPause;
+    timers_.Add({tier.demote_after, TimerKind::kReclaim});
+    return;
+  }
   // The next tier did not take it: one further, and out where somebody waits for the slot.
-  if (!transfer.on_demand || !wanted) return;
+  if (!wanted) return;
   MoveAway(transfer.entry, *transfer.from, transfer.to.value + 1u, /*on_demand=*/true, std::nullopt);
 }
 
@@ -105,7 +117,7 @@ void EngineImpl::DemoteBetweenWatermarks(Tier& tier) {
   if (tier.id.value + 1u >= ladder_.tiers().size()) return;  // nothing below: only a need evicts
   const double capacity = static_cast<double>(tier.options.capacity_bytes);
   if (!tier.demoting && Occupancy(tier) >= tier.options.high_watermark) tier.demoting = true;
-  while (tier.demoting) {
+  while (tier.demoting && now_ >= tier.demote_after) {
     if (Occupancy(tier) - static_cast<double>(tier.leaving_bytes) / capacity <= tier.options.low_watermark) {
       tier.demoting = false;
       return;

@@ -55,6 +55,7 @@ struct Entry {
   uint64_t first_position = 0;
   uint32_t children = 0;    ///< stored blocks that continue this one
   uint32_t generation = 0;  ///< of the row: tells a reused one apart
+  uint64_t born = 0;        ///< numbered among operations
   uint64_t last_use = 0;    ///< counts uses of all blocks
   std::array<Copy, kMaxTiers> copies{};
 

@@ -35,6 +35,7 @@ struct Tier {
   std::array<uint64_t, kPrecisions> blocks{};
   uint32_t demotions_in_flight = 0;
   uint64_t leaving_bytes = 0;  ///< of those demotions
+  TimePoint demote_after{};    ///< background demotions pause after one that failed
   bool demoting = false;       ///< between the watermarks, on the way down
 
   // Host tiers.

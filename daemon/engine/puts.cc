@@ -113,6 +113,7 @@ void EngineImpl::AddPutBlock(PutOp& op, Put& c, uint32_t index) {
   entry.is_tail = block.tokens < model.spec.tokens_per_block;
   entry.floor = std::max(c.floor, model.spec.floor);
   entry.priority = c.priority;
+  entry.born = next_id_++;
   entry.storing = true;
   if (c.ttl > Duration{}) {
     entry.expires = now_ + c.ttl;

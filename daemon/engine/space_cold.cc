@@ -73,7 +73,8 @@ void EngineImpl::OnRecycled(const PendingJob& job, const Status& status) {
   ++changes_;
   Tier& tier = ladder_.at(job.tier);
   --tier.recycles_in_flight;
-  if (status.ok()) {
+  // Not found: no write to it ever went well enough to make the file. The next one makes it.
+  if (status.ok() || status.code() == Code::kNotFound) {
     tier.segments->Recycled(job.segment);
     return;
   }

@@ -60,7 +60,8 @@ void EngineImpl::SweepRow(SweepOp& op, EntryId id) {
   const Entry& entry = table_.at(id);
   switch (op.kind) {
     case SweepOp::Kind::kClear:
-      if (entry.model != op.model) return;
+      // What came after the request is not meant by it.
+      if (entry.model != op.model || entry.born > op.id.value) return;
       ++op.done;
       return RemoveBlock(id, Reason::kRemoved);
     case SweepOp::Kind::kListBlocks:

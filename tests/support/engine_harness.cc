@@ -90,6 +90,13 @@ void EngineHarness::Restart() {
   MakeEngine(std::move(recovery));
 }
 
+bool EngineHarness::has_cold() const {
+  for (const TierOptions& tier : options_.tiers) {
+    if (tier.kind == MediumKind::kNvme) return true;
+  }
+  return false;
+}
+
 TimePoint EngineHarness::StepOnly() {
   return engine_->Step(clock_.Now());
 }
@@ -124,9 +131,15 @@ void EngineHarness::Settle() {
 
 SessionId EngineHarness::Open(uint64_t session, const std::string& tenant) {
   const SessionId id{session};
-  const Result<OpenedSession> opened = Call<OpenedSession>(OpenSession{id, tenant, {}});
-  KVTIER_CHECK(opened.ok());
-  tenants_[id] = opened->tenant;
+  mapped_[id].clear();
+  bool answered = false;
+  Send(OpenSession{id, tenant, [&](const Result<OpenedSession>& opened) {
+                     KVTIER_CHECK(opened.ok());
+                     tenants_[id] = opened->tenant;
+                     answered = true;
+                   }});
+  Settle();
+  KVTIER_CHECK(answered);
   return id;
 }
 

@@ -51,6 +51,15 @@ class EngineHarness final : public EngineEvents {
   void HoldJobs();
   /// Does held job number `index` and queues its completion.
   void RunHeld(size_t index);
+  size_t commands_queued() const { return commands_.size(); }
+  /// Its process is gone: it maps nothing and answers nothing.
+  void Forget(SessionId session) {
+    tenants_.erase(session);
+    mapped_.erase(session);
+  }
+  bool has_cold() const;
+  uint64_t capacity(TierId tier) const { return options_.tiers[tier.value].capacity_bytes; }
+  TenantId tenant(SessionId session) const { return tenants_.at(session); }
   size_t held() const { return held_.size(); }
   bool HeldIsHost(size_t index) const { return std::holds_alternative<Job>(held_[index]); }
   /// Steps until nothing moves any more at this time.

@@ -56,8 +56,8 @@ Completion FakeLadder::Execute(const Job& job) {
     arenas_.erase(arena);
   } else if (const auto* verify = std::get_if<VerifyJob>(&job.work)) {
     const std::optional<Image> image = At(verify->place);
-    KVTIER_CHECK(image && image->key == verify->identity.key);
-    if (image->corrupt) done.status = Status(Code::kDataLoss, "corrupt");
+    KVTIER_CHECK(publish_failed_moves || (image && image->key == verify->identity.key));
+    if (!image || image->corrupt) done.status = Status(Code::kDataLoss, "corrupt");
   }
   return done;
 }
@@ -69,6 +69,7 @@ Status FakeLadder::Move(const MoveOrder& order, MoveOutcome& outcome) {
     std::memcpy(&image.owner, order.staged->raw.data(), sizeof(image.owner));
   } else {
     const std::optional<Image> source = At(order.source);
+    if (!source && publish_failed_moves) return Status(Code::kDataLoss, "never written");
     // The source is pinned: it must be there, and be this block.
     KVTIER_CHECK(source && source->key == order.identity.key &&
                  source->name_space == order.identity.name_space);
@@ -115,7 +116,8 @@ Completion FakeLadder::Execute(const ColdJob& job) {
   }
   if (const auto* commit = std::get_if<CommitJob>(&job.work)) {
     const std::optional<Image> image = At(commit->item.place);
-    KVTIER_CHECK(image && image->key == commit->item.identity.key && image->codec == commit->item.codec);
+    KVTIER_CHECK(publish_failed_moves ||
+                 (image && image->key == commit->item.identity.key && image->codec == commit->item.codec));
     index_[{commit->tier.value, commit->item.identity.key}] = commit->item;
   } else if (const auto* erase = std::get_if<EraseJob>(&job.work)) {
     done.status = Erase(*erase);

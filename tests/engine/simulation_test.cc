@@ -1,0 +1,52 @@
+#include "tests/engine/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace kvtier {
+namespace {
+
+/// More for long runs: KVTIER_SIM_SEEDS.
+uint64_t Seeds() {
+  const char* text = std::getenv("KVTIER_SIM_SEEDS");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 12;
+}
+
+void ExpectAllHeld(const SimulationOptions& options) {
+  SCOPED_TRACE("seed " + std::to_string(options.seed));
+  Simulation simulation(options);
+  const std::optional<std::string> violation = simulation.Run();
+  EXPECT_FALSE(violation.has_value()) << *violation;
+}
+
+TEST(Simulation, NothingWrongIsReadInSmallTiersWithFaults) {
+  for (uint64_t seed = 1; seed <= Seeds() && !testing::Test::HasFailure(); ++seed)
+    ExpectAllHeld({.seed = seed});
+}
+
+TEST(Simulation, NothingAcknowledgedIsLostInRoomyTiers) {
+  for (uint64_t seed = 1; seed <= Seeds() && !testing::Test::HasFailure(); ++seed) {
+    ExpectAllHeld({.seed = seed, .roomy = true});
+  }
+}
+
+TEST(Simulation, GivesTheSameForTheSameSeed) {
+  Simulation first({.seed = 3, .steps = 3000}), second({.seed = 3, .steps = 3000});
+  first.Run();
+  second.Run();
+  EXPECT_EQ(first.acquired(), second.acquired());
+  EXPECT_EQ(first.metrics().puts_stored.Get(), second.metrics().puts_stored.Get());
+}
+
+TEST(Simulation, CanaryAPublishedFailedMoveIsFound) {
+  uint64_t found = 0;
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    Simulation simulation({.seed = seed, .publish_failed_moves = true});
+    found += simulation.Run().has_value();
+  }
+  EXPECT_EQ(found, 4u);
+}
+
+}  // namespace
+}  // namespace kvtier
