@@ -90,15 +90,15 @@ Result<std::shared_ptr<const Model>> Client::RegisterModel(v1::ModelSpec spec, T
   KVTIER_ASSIGN(const NamespaceDigest name_space, DigestFromWire<NamespaceDigest>(reply.name_space()));
 
   std::lock_guard lock(mutex_);
-  const auto known = std::find_if(models_.begin(), models_.end(),
-                                  [&](const auto& model) { return model->name_space == name_space; });
+  auto known = std::find_if(models_.begin(), models_.end(),
+                            [&](const auto& model) { return model->name_space == name_space; });
   if (known == models_.end()) {
-    models_.push_back(std::make_shared<const Model>(Model{.number = static_cast<uint32_t>(models_.size()),
-                                                          .wire = reply.spec(),
-                                                          .spec = resolved,
-                                                          .name_space = name_space}));
+    const auto number = static_cast<uint32_t>(models_.size());
+    known = models_.insert(
+        known, std::make_shared<const Model>(Model{
+                   .number = number, .wire = reply.spec(), .spec = resolved, .name_space = name_space}));
   }
-  const std::shared_ptr<const Model> model = known == models_.end() ? models_.back() : *known;
+  const std::shared_ptr<const Model> model = *known;
   used->RememberModel(model->number, reply.model());
   return model;
 }
