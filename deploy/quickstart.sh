@@ -15,8 +15,16 @@ step() {
   echo "== $(printf '%3d' $SECONDS) s  $*"
 }
 
+kill_daemon() {
+  if [ -n "$daemon" ]; then
+    kill -KILL "$daemon" 2>/dev/null || true
+    wait "$daemon" 2>/dev/null || true
+    daemon=""
+  fi
+}
+
 finish() {
-  [ -z "$daemon" ] || kill -KILL "$daemon" 2>/dev/null || true
+  kill_daemon
   [ -z "$state" ] || rm -rf "$state"
 }
 
@@ -90,8 +98,7 @@ main() {
   "$build/bin/kvtierctl" --socket "$state/kvtierd.sock" tiers
 
   step "kill -9, start again, and read what was in cold"
-  kill -KILL "$daemon"
-  wait "$daemon" 2>/dev/null || true
+  kill_daemon
   start_daemon
   "$build/bin/kvtier-quickstart" again "$state/kvtierd.sock" tests/data "$state"
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -81,6 +82,10 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(const Options& options, const Daem
   const std::string& folder = daemon->folder_->path();
   daemon->socket_ = folder + "/kvtierd.sock";
   daemon->log_path_ = folder + "/kvtierd.log";
+  std::error_code error;
+  if (!std::filesystem::create_directory(folder + "/cold", error)) {
+    return StatusFromErrno(error.value(), "create " + folder + "/cold");
+  }
   const std::string config_path = folder + "/kvtier.toml";
   std::ofstream(config_path) << Config(settings, folder, daemon->metrics_port_);
   const std::string program = options.kvtierd.empty() ? ProgramFolder() + "/kvtierd" : options.kvtierd;

@@ -134,8 +134,8 @@ Status RunFlood(const Flood& flood, const Options& options, std::span<std::byte>
   report.Progress("over capacity: " + flood.name);
   const uint64_t scale = options.quick ? 4 : 1;
   KVTIER_ASSIGN(const auto daemon,
-                Daemon::Start(options, {.hot_bytes = 768 * kMiB / scale,
-                                        .warm_bytes = 256 * kMiB / scale,
+                Daemon::Start(options, {.hot_bytes = 896 * kMiB / scale,
+                                        .warm_bytes = 128 * kMiB / scale,
                                         .cold_bytes = flood.with_cold ? 4096 * kMiB / scale : 0}));
   KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), 0));
   KVTIER_ASSIGN(kvtier_model* const model, RegisterShape(connection.get(), flood.shape, "bench-flood"));
