@@ -27,8 +27,7 @@ double LayerError(const RealKv& real, uint32_t layer, uint32_t k_or_v, uint32_t 
   return sums.relative();
 }
 
-double AttentionError(const RealKv& real, const std::vector<uint16_t>& kv) {
-  const std::vector<double> exact = AttentionOutput(real, real.kv);
+double AttentionError(const RealKv& real, const std::vector<double>& exact, const std::vector<uint16_t>& kv) {
   const std::vector<double> got = AttentionOutput(real, kv);
   ErrorSums sums;
   for (size_t i = 0; i < exact.size(); ++i) {
@@ -74,7 +73,9 @@ Status Ladder::Fetch(const Conversation& conversation) {
   // Attention reads the whole sequence, so it is the error of one rung only when all blocks came from there.
   Rung& rung = rungs_[*seen.begin()];
   if (seen.size() == 1 && !rung.attention_error) {
-    rung.attention_error = AttentionError(real, kv);
+    std::vector<double>& exact = exact_attention_[real.name];
+    if (exact.empty()) exact = AttentionOutput(real, real.kv);
+    rung.attention_error = AttentionError(real, exact, kv);
     errors_[real.name + ",attention,,," + PrecisionName(seen.begin()->precision)] = *rung.attention_error;
   }
   return Status::Ok();

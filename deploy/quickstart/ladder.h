@@ -49,7 +49,8 @@ class Ladder {
                      const std::vector<uint16_t>& kv, Rung* rung);
 
   std::map<RungId, Rung> rungs_;
-  std::map<std::string, double> errors_;  ///< by "model,what,layer,block,precision"
+  std::map<std::string, std::vector<double>> exact_attention_;  ///< by model, with the source's K and V
+  std::map<std::string, double> errors_;                        ///< by "model,what,layer,block,precision"
   uint64_t blocks_ = 0;
 };
 

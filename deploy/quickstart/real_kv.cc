@@ -59,21 +59,29 @@ std::vector<float> Widened(const std::vector<uint16_t>& halves) {
   return wide;
 }
 
+/// In eight sums side by side, which a processor adds at the same time.
+double Dot(const float* a, const float* b) {
+  double sums[8] = {};
+  for (uint32_t d = 0; d < kDim; d += 8) {
+    for (uint32_t i = 0; i < 8; ++i) sums[i] += double{a[d + i]} * b[d + i];
+  }
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 /// out [channel], for one query over `tokens` keys and values, all [token][channel].
 void AttendOne(const float* query, const float* keys, const float* values, uint32_t tokens, double* out) {
   std::vector<double> weights(tokens);
   double largest = -INFINITY;
   for (uint32_t t = 0; t < tokens; ++t) {
-    double dot = 0;
-    for (uint32_t d = 0; d < kDim; ++d) dot += double{query[d]} * keys[t * kDim + d];
-    weights[t] = dot / std::sqrt(kDim);
+    weights[t] = Dot(query, keys + t * kDim) / std::sqrt(kDim);
     largest = std::max(largest, weights[t]);
   }
   double total = 0;
   for (double& weight : weights) total += weight = std::exp(weight - largest);
   std::fill_n(out, kDim, 0.0);
   for (uint32_t t = 0; t < tokens; ++t) {
-    for (uint32_t d = 0; d < kDim; ++d) out[d] += weights[t] / total * values[t * kDim + d];
+    const double weight = weights[t] / total;
+    for (uint32_t d = 0; d < kDim; ++d) out[d] += weight * values[t * kDim + d];
   }
 }
 
