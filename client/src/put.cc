@@ -1,7 +1,6 @@
 #include "client/src/put.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -16,6 +15,8 @@ namespace {
 constexpr uint64_t kBatchBytes = uint64_t{4} << 20;
 /// The daemon answers a put when it has read the staging bytes; one that owes that longer is given up.
 constexpr Duration kStoreTimeout = std::chrono::seconds(20);
+/// How long the daemon may take to bring stored blocks to the persistent tier.
+constexpr Duration kDurableTimeout = std::chrono::seconds(60);
 constexpr Duration kReplyGrace = std::chrono::seconds(10);
 
 TimePoint Now() {
@@ -24,6 +25,7 @@ TimePoint Now() {
 
 /// Staged stretches of one batch, given back when the daemon has answered.
 struct StagedBatch {
+  uint64_t remote_ticket = 0;
   std::vector<uint64_t> offsets;
   std::vector<size_t> blocks;
   uint64_t bytes = 0;
@@ -62,26 +64,57 @@ kvtier_put_result ResultOf(const v1::PutReply& reply, size_t index) {
           .tier = outcome.tier()};
 }
 
-uint32_t MillisecondsLeft(TimePoint deadline) {
-  const auto left = std::chrono::floor<std::chrono::milliseconds>(deadline - Now()).count();
-  return static_cast<uint32_t>(std::clamp<int64_t>(left, 1, std::numeric_limits<uint32_t>::max()));
+uint32_t Milliseconds(Duration duration) {
+  return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
+
+/// Replaces the outcomes of one batch in memory by those at durable level, when they are there.
+void FinishWhenDurable(const std::shared_ptr<Connection>& connection,
+                       const std::shared_ptr<PutProgress>& progress, uint64_t remote_ticket,
+                       std::vector<size_t> blocks) {
+  v1::WaitTicketRequest request;
+  request.set_session_token(connection->token());
+  request.set_ticket(remote_ticket);
+  request.set_deadline_ms(Milliseconds(kDurableTimeout));
+  connection->rpc().WaitTicketAsync(
+      std::move(request), Now() + kDurableTimeout + kReplyGrace,
+      [connection, progress, blocks = std::move(blocks)](const Status& status, const v1::PutReply& reply) {
+        const std::vector<kvtier_put_result> in_memory = progress->results();
+        for (size_t i = 0; i < blocks.size(); ++i) {
+          kvtier_put_result result = in_memory[blocks[i]];
+          if (result.code != KVTIER_OK && result.code != KVTIER_PRESENT)
+            continue;  // refused: never on its way
+          if (status.ok()) {
+            result = ResultOf(reply, i);
+          } else {
+            result.code = ToC(status.code());
+          }
+          progress->Set(blocks[i], result);
+        }
+        progress->BatchEnded();
+      });
 }
 
 /// Runs when the daemon has answered for a batch, or never will.
-void FinishBatch(Connection& connection, PutProgress& progress, const StagedBatch& batch,
-                 TimePoint rpc_deadline, const Status& status, const v1::PutReply& reply) {
+void FinishBatch(const std::shared_ptr<Connection>& connection, const std::shared_ptr<PutProgress>& progress,
+                 const StagedBatch& batch, TimePoint rpc_deadline, const Status& status,
+                 const v1::PutReply& reply) {
   for (size_t i = 0; i < batch.blocks.size(); ++i) {
     const kvtier_put_result refused{.code = ToC(status.code()), .precision = KVTIER_PRECISION_ANY, .tier = 0};
-    progress.Set(batch.blocks[i], status.ok() ? ResultOf(reply, i) : refused);
+    progress->Set(batch.blocks[i], status.ok() ? ResultOf(reply, i) : refused);
   }
   if (StagingIsFree(status, rpc_deadline)) {
-    for (const uint64_t offset : batch.offsets) connection.staging().Free(offset);
+    for (const uint64_t offset : batch.offsets) connection->staging().Free(offset);
   } else {
     // The daemon may still read these bytes: writing others there would store them under these keys. A new
     // session has new staging memory.
-    connection.Abandon();
+    connection->Abandon();
   }
-  progress.BatchEnded();
+  if (status.ok() && progress->durability() == KVTIER_DURABLE) {
+    FinishWhenDurable(connection, progress, batch.remote_ticket, batch.blocks);
+  } else {
+    progress->BatchEnded();
+  }
 }
 
 /// One put from its lookup to its last batch. Lives for the call only.
@@ -99,6 +132,7 @@ class PutRun {
         end_(query.refs.size()) {}
 
   const std::shared_ptr<PutProgress>& progress() const { return progress_; }
+  const std::vector<uint64_t>& remote_tickets() const { return remote_tickets_; }
 
   /// Settles the blocks that are present. Errors: those of the lookup.
   Status FindPresent(uint32_t remote_model);
@@ -129,6 +163,7 @@ class PutRun {
   std::vector<std::string> superseded_;  ///< tails that block `matched_` covers
   v1::PutRequest request_;
   StagedBatch batch_;
+  std::vector<uint64_t> remote_tickets_;
 };
 
 Status PutRun::FindPresent(uint32_t remote_model) {
@@ -222,25 +257,24 @@ void PutRun::AddToBatch(size_t block, uint64_t offset, uint64_t bytes) {
 
 void PutRun::SendBatch() {
   if (batch_.blocks.empty()) return;
-  const uint64_t remote_ticket = connection_->NextId();
+  batch_.remote_ticket = connection_->NextId();
   request_.set_session_token(connection_->token());
   request_.set_model(remote_model_);
-  request_.set_ticket(remote_ticket);
+  request_.set_ticket(batch_.remote_ticket);
   request_.set_durability(static_cast<v1::Durability>(options_.durability));
   request_.set_floor(static_cast<v1::Precision>(options_.floor));
   request_.set_priority(options_.priority);
   request_.set_ttl_ms(options_.ttl_ms);
-  request_.set_deadline_ms(
-      static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(kStoreTimeout).count()));
+  request_.set_deadline_ms(Milliseconds(kStoreTimeout));
 
-  progress_->AddBatch({.remote_ticket = remote_ticket, .blocks = batch_.blocks});
+  remote_tickets_.push_back(batch_.remote_ticket);
   progress_->BatchStarted();
   const TimePoint rpc_deadline = Now() + kStoreTimeout + kReplyGrace;
   connection_->rpc().PutAsync(
       std::exchange(request_, {}), rpc_deadline,
       [connection = connection_, progress = progress_, batch = std::exchange(batch_, {}), rpc_deadline](
           const Status& status, const v1::PutReply& reply) {
-        FinishBatch(*connection, *progress, batch, rpc_deadline, status, reply);
+        FinishBatch(connection, progress, batch, rpc_deadline, status, reply);
       });
 }
 
@@ -249,27 +283,6 @@ Status PutRun::Refuse(size_t from, Status why) {
     progress_->Set(i, {.code = ToC(why.code()), .precision = KVTIER_PRECISION_ANY, .tier = 0});
   }
   return why;
-}
-
-/// Replaces the outcomes of one batch in memory by those at durable level.
-Status WaitDurableBatch(Connection& connection, const PutProgress::Batch& batch, PutProgress& progress,
-                        TimePoint deadline) {
-  v1::WaitTicketRequest request;
-  request.set_session_token(connection.token());
-  request.set_ticket(batch.remote_ticket);
-  request.set_deadline_ms(MillisecondsLeft(deadline));
-  v1::PutReply reply;
-  const Status status = connection.rpc().Call(request, reply, deadline);
-  if (status.code() == Code::kDeadlineExceeded) return status;
-  const std::vector<kvtier_put_result> in_memory = progress.results();
-  for (size_t i = 0; i < batch.blocks.size(); ++i) {
-    kvtier_put_result result = in_memory[batch.blocks[i]];
-    if (result.code != KVTIER_OK && result.code != KVTIER_PRESENT) continue;  // refused: never on its way
-    if (!status.ok()) result.code = ToC(status.code());
-    if (status.ok()) result = ResultOf(reply, i);
-    progress.Set(batch.blocks[i], result);
-  }
-  return Status::Ok();
 }
 
 }  // namespace
@@ -285,10 +298,8 @@ Status Put(Client& client, const std::shared_ptr<const Model>& model, const Quer
     return run->FindPresent(remote_model);
   }));
   const Status staged = run->StageAll();
-  Ticket entry{.connection = used, .put = run->progress(), .remote_tickets = {}};
-  for (const PutProgress::Batch& batch : run->progress()->batches())
-    entry.remote_tickets.push_back(batch.remote_ticket);
-  ticket = client.AddTicket(std::move(entry));
+  ticket =
+      client.AddTicket({.connection = used, .put = run->progress(), .remote_tickets = run->remote_tickets()});
   return staged;
 }
 
@@ -300,11 +311,6 @@ Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, std::vector<
     return Status(Code::kStale, "the session of the put has ended");
   }
   if (!found.put->WaitUntil(deadline)) return Status(Code::kDeadlineExceeded, "the put is still under way");
-  if (found.put->durability() == KVTIER_DURABLE) {
-    for (const PutProgress::Batch& batch : found.put->batches()) {
-      KVTIER_TRY(WaitDurableBatch(*found.connection, batch, *found.put, deadline));
-    }
-  }
   client.DropTicket(ticket);
   results = found.put->results();
   return Status::Ok();

@@ -1,7 +1,5 @@
 #include "client/src/put_progress.h"
 
-#include <utility>
-
 namespace kvtier::client {
 
 PutProgress::PutProgress(size_t blocks, kvtier_durability durability)
@@ -33,16 +31,6 @@ bool PutProgress::WaitUntil(TimePoint deadline) {
 std::vector<kvtier_put_result> PutProgress::results() const {
   std::lock_guard lock(mutex_);
   return results_;
-}
-
-void PutProgress::AddBatch(Batch batch) {
-  std::lock_guard lock(mutex_);
-  batches_.push_back(std::move(batch));
-}
-
-std::vector<PutProgress::Batch> PutProgress::batches() const {
-  std::lock_guard lock(mutex_);
-  return batches_;
 }
 
 }  // namespace kvtier::client

@@ -24,20 +24,11 @@ class PutProgress {
   std::vector<kvtier_put_result> results() const;
   kvtier_durability durability() const { return durability_; }
 
-  /// Blocks [first, first + count) went under one ticket of the daemon's.
-  struct Batch {
-    uint64_t remote_ticket = 0;
-    std::vector<size_t> blocks;
-  };
-  void AddBatch(Batch batch);
-  std::vector<Batch> batches() const;
-
  private:
   const kvtier_durability durability_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::vector<kvtier_put_result> results_;
-  std::vector<Batch> batches_;
   uint32_t under_way_ = 0;
 };
 

@@ -104,9 +104,6 @@ Status Rpc::Call(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, Tim
 Status Rpc::Call(const v1::RenewRequest& request, v1::RenewReply& reply, TimePoint deadline) {
   return channel_->Unary(&Stub::Renew, request, reply, deadline);
 }
-Status Rpc::Call(const v1::WaitTicketRequest& request, v1::PutReply& reply, TimePoint deadline) {
-  return channel_->Unary(&Stub::WaitTicket, request, reply, deadline);
-}
 Status Rpc::Call(const v1::PrefetchRequest& request, v1::PrefetchReply& reply, TimePoint deadline) {
   return channel_->Unary(&Stub::Prefetch, request, reply, deadline);
 }
@@ -143,6 +140,15 @@ void Rpc::PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done) {
   call->request = std::move(request);
   call->context.set_deadline(GrpcDeadline(deadline));
   channel_->stub->async()->Put(
+      &call->context, &call->request, &call->reply,
+      [call, done = std::move(done)](const grpc::Status& status) { done(FromGrpc(status), call->reply); });
+}
+
+void Rpc::WaitTicketAsync(v1::WaitTicketRequest request, TimePoint deadline, PutDone done) {
+  auto call = std::make_shared<AsyncCall<v1::WaitTicketRequest, v1::PutReply>>();
+  call->request = std::move(request);
+  call->context.set_deadline(GrpcDeadline(deadline));
+  channel_->stub->async()->WaitTicket(
       &call->context, &call->request, &call->reply,
       [call, done = std::move(done)](const grpc::Status& status) { done(FromGrpc(status), call->reply); });
 }

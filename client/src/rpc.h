@@ -23,7 +23,6 @@ class Rpc {
   Status Call(const v1::AcquireRequest& request, v1::AcquireReply& reply, TimePoint deadline);
   Status Call(const v1::ReleaseRequest& request, v1::ReleaseReply& reply, TimePoint deadline);
   Status Call(const v1::RenewRequest& request, v1::RenewReply& reply, TimePoint deadline);
-  Status Call(const v1::WaitTicketRequest& request, v1::PutReply& reply, TimePoint deadline);
   Status Call(const v1::PrefetchRequest& request, v1::PrefetchReply& reply, TimePoint deadline);
   Status Call(const v1::CancelRequest& request, v1::CancelReply& reply, TimePoint deadline);
   Status Call(const v1::RemoveRequest& request, v1::RemoveReply& reply, TimePoint deadline);
@@ -40,6 +39,7 @@ class Rpc {
   /// `done` runs exactly once, on a thread of gRPC's, and must not block.
   using PutDone = std::function<void(const Status& status, const v1::PutReply& reply)>;
   void PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done);
+  void WaitTicketAsync(v1::WaitTicketRequest request, TimePoint deadline, PutDone done);
   /// Sent and forgotten: the lease would end by its TTL as well.
   void ReleaseAsync(v1::ReleaseRequest request, TimePoint deadline);
 
