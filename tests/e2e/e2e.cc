@@ -67,7 +67,8 @@ bool Kv::SameOver(const Kv& other, size_t first, size_t count) const {
   return same;
 }
 
-api::Outcome<Engine> Engine::Connect(const std::string& socket, const kvtier_model_spec& spec, uint32_t timeout_ms) {
+api::Outcome<Engine> Engine::Connect(const std::string& socket, const kvtier_model_spec& spec,
+                                     uint32_t timeout_ms) {
   kvtier_options options{};
   options.struct_size = sizeof(options);
   options.socket = socket.c_str();
@@ -85,7 +86,8 @@ api::Sequence Engine::Keys(std::vector<int32_t> tokens) const {
   return std::move(*sequence);
 }
 
-std::vector<kvtier_put_result> Engine::Put(const api::Sequence& sequence, Kv& kv, kvtier_durability durability) const {
+std::vector<kvtier_put_result> Engine::Put(const api::Sequence& sequence, Kv& kv,
+                                           kvtier_durability durability) const {
   kvtier_put_options options = api::PutOptions();
   options.durability = durability;
   const auto ticket = model.Put(sequence.Query(), kv.View(), options);

@@ -60,10 +60,12 @@ struct Engine {
 
   api::Sequence Keys(std::vector<int32_t> tokens) const;
   /// Puts all blocks and waits. Results by block.
-  std::vector<kvtier_put_result> Put(const api::Sequence& sequence, Kv& kv, kvtier_durability durability = KVTIER_MEMORY) const;
+  std::vector<kvtier_put_result> Put(const api::Sequence& sequence, Kv& kv,
+                                     kvtier_durability durability = KVTIER_MEMORY) const;
   /// Blocks in a row that a lookup finds.
   size_t Hits(const api::Sequence& sequence) const;
-  /// Acquires and fetches all that is there into `out`; the results of the blocks held, empty when nothing hits.
+  /// Acquires and fetches all that is there into `out`; the results of the blocks held, empty when nothing
+  /// hits.
   std::vector<kvtier_block_result> Fetch(const api::Sequence& sequence, Kv& out) const;
   kvtier_stats Stats() const;
 };

@@ -10,7 +10,8 @@ namespace {
 constexpr size_t kTokens = 3 * kBlockTokens + 10;  // three blocks and a tail
 constexpr uint16_t kUntouched = 0xCDCD;
 
-/// Memory of an engine: a view, and where element (layer, K or V, head, token, channel) is by its own reckoning.
+/// Memory of an engine: a view, and where element (layer, K or V, head, token, channel) is by its own
+/// reckoning.
 struct EngineMemory {
   std::vector<uint16_t> memory;
   std::vector<void*> bases;
@@ -32,7 +33,9 @@ EngineMemory HeadMajor() {
   UseOneBase(m, kLayers * 2 * kPlane);
   m.view.layer_stride = 2 * kPlane * 2, m.view.v_offset = kPlane * 2;
   m.view.head_stride = kHead * 2, m.view.token_stride = kDim * 2;
-  m.index = [=](size_t l, size_t v, size_t h, size_t t, size_t c) { return (2 * l + v) * kPlane + h * kHead + t * kDim + c; };
+  m.index = [=](size_t l, size_t v, size_t h, size_t t, size_t c) {
+    return (2 * l + v) * kPlane + h * kHead + t * kDim + c;
+  };
   return m;
 }
 
@@ -43,7 +46,9 @@ EngineMemory PackedTokenMajor() {
   UseOneBase(m, kLayers * kLayer);
   m.view.layer_stride = kLayer * 2, m.view.v_offset = kDim * 2;
   m.view.head_stride = kHead * 2, m.view.token_stride = kToken * 2;
-  m.index = [=](size_t l, size_t v, size_t h, size_t t, size_t c) { return l * kLayer + t * kToken + h * kHead + v * kDim + c; };
+  m.index = [=](size_t l, size_t v, size_t h, size_t t, size_t c) {
+    return l * kLayer + t * kToken + h * kHead + v * kDim + c;
+  };
   return m;
 }
 
@@ -54,25 +59,31 @@ EngineMemory ChannelStrided() {
   m.memory.assign(kLayers * kLayer, kUntouched);
   for (size_t l = 0; l < kLayers; ++l) m.bases.push_back(m.memory.data() + (kLayers - 1 - l) * kLayer);
   m.view = api::ContiguousView(m.bases.data(), kLayers);
-  m.view.v_offset = kPlane * 2, m.view.head_stride = kHead * 2, m.view.token_stride = 2, m.view.channel_stride = kTokens * 2;
+  m.view.v_offset = kPlane * 2, m.view.head_stride = kHead * 2, m.view.token_stride = 2,
+  m.view.channel_stride = kTokens * 2;
   m.index = [=](size_t l, size_t v, size_t h, size_t t, size_t c) {
     return (kLayers - 1 - l) * kLayer + v * kPlane + h * kHead + c * kTokens + t;
   };
   return m;
 }
 
-/// Pages of 16 tokens, [page][layer][K, V][token][head][channel], in an order of their own and with pages of others between.
+/// Pages of 16 tokens, [page][layer][K, V][token][head][channel], in an order of their own and with pages of
+/// others between.
 EngineMemory Paged() {
   EngineMemory m;
   constexpr size_t kPageTokens = 16, kUsed = (kTokens + kPageTokens - 1) / kPageTokens;
-  constexpr size_t kToken = kHeads * kDim, kPlane = kPageTokens * kToken, kLayer = 2 * kPlane, kPage = kLayers * kLayer;
+  constexpr size_t kToken = kHeads * kDim, kPlane = kPageTokens * kToken, kLayer = 2 * kPlane,
+                   kPage = kLayers * kLayer;
   UseOneBase(m, 2 * kUsed * kPage);
-  for (size_t p = 0; p < kUsed; ++p) m.pages.push_back(static_cast<int32_t>(2 * kUsed - 1 - 2 * ((p * 5) % kUsed)));
+  for (size_t p = 0; p < kUsed; ++p)
+    m.pages.push_back(static_cast<int32_t>(2 * kUsed - 1 - 2 * ((p * 5) % kUsed)));
   m.view.layer_stride = kLayer * 2, m.view.v_offset = kPlane * 2;
   m.view.head_stride = kDim * 2, m.view.token_stride = kToken * 2;
-  m.view.page_table = m.pages.data(), m.view.n_pages = kUsed, m.view.page_tokens = kPageTokens, m.view.page_stride = kPage * 2;
+  m.view.page_table = m.pages.data(), m.view.n_pages = kUsed, m.view.page_tokens = kPageTokens,
+  m.view.page_stride = kPage * 2;
   m.index = [=, pages = m.pages](size_t l, size_t v, size_t h, size_t t, size_t c) {
-    return static_cast<size_t>(pages[t / kPageTokens]) * kPage + l * kLayer + v * kPlane + (t % kPageTokens) * kToken + h * kDim + c;
+    return static_cast<size_t>(pages[t / kPageTokens]) * kPage + l * kLayer + v * kPlane +
+           (t % kPageTokens) * kToken + h * kDim + c;
   };
   return m;
 }
@@ -168,7 +179,8 @@ TEST_F(LayerRanges, Bf16ModelsComeBackBitExact) {
   const api::Sequence sequence = engine.Keys(Tokens(1, kBlockTokens));
   Kv kv = Kv::Random(3, kBlockTokens);  // any 16 bits will do
   kvtier_view view = kv.View();
-  EXPECT_EQ(engine.model.Put(sequence.Query(), view).code(), KVTIER_INVALID_ARGUMENT) << "fp16 is not the model's";
+  EXPECT_EQ(engine.model.Put(sequence.Query(), view).code(), KVTIER_INVALID_ARGUMENT)
+      << "fp16 is not the model's";
   view.dtype = KVTIER_BF16;
   const auto ticket = engine.model.Put(sequence.Query(), view);
   ASSERT_TRUE(ticket);

@@ -68,7 +68,8 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
                  const DaemonSettings& settings) {
   std::ofstream out(path);
   out << "[server]\nsocket = \"" << socket << "\"\n";
-  if (settings.hot_bytes > 0) out << "[tier.hot]\nmedium = \"host\"\ncapacity = " << settings.hot_bytes << "\n";
+  if (settings.hot_bytes > 0)
+    out << "[tier.hot]\nmedium = \"host\"\ncapacity = " << settings.hot_bytes << "\n";
   if (settings.warm_bytes > 0) {
     out << "[tier.warm]\nmedium = \"host\"\ncodec = \"kv4p\"\ncapacity = " << settings.warm_bytes << "\n";
   }
@@ -111,7 +112,8 @@ Status DaemonProcess::Launch() {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   ::posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  const int error = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments), environ);
+  const int error =
+      ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (error == 0) return Status::Ok();
   pid_ = -1;
@@ -127,7 +129,8 @@ Status DaemonProcess::WaitUntilReady() {
   if (ended) pid_ = -1;
   if (ready && !ended) return Status::Ok();
   const std::string log = Log();
-  return Status(Code::kUnavailable, "kvtierd did not get ready: " + log.substr(log.size() - std::min(log.size(), kShownLogBytes)));
+  return Status(Code::kUnavailable, "kvtierd did not get ready: " +
+                                        log.substr(log.size() - std::min(log.size(), kShownLogBytes)));
 }
 
 Status DaemonProcess::Start() {
@@ -173,13 +176,15 @@ Result<std::string> DaemonProcess::Metrics() const {
     return StatusFromErrno(errno, "metrics");
   }
   constexpr char kRequest[] = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (::send(fd.get(), kRequest, sizeof(kRequest) - 1, MSG_NOSIGNAL) < 0) return StatusFromErrno(errno, "metrics");
+  if (::send(fd.get(), kRequest, sizeof(kRequest) - 1, MSG_NOSIGNAL) < 0)
+    return StatusFromErrno(errno, "metrics");
   std::string reply;
   std::array<char, 16384> piece;
   for (ssize_t got = 0; (got = ::recv(fd.get(), piece.data(), piece.size(), 0)) > 0;) {
     reply.append(piece.data(), static_cast<size_t>(got));
   }
-  if (reply.find(" 200 ") == std::string::npos) return Status(Code::kUnavailable, "metrics: " + reply.substr(0, 100));
+  if (reply.find(" 200 ") == std::string::npos)
+    return Status(Code::kUnavailable, "metrics: " + reply.substr(0, 100));
   return reply;
 }
 

@@ -1,0 +1,77 @@
+// kvtierctl against a real daemon.
+#include "tests/e2e/e2e.h"
+
+namespace kvtier::e2e {
+namespace {
+
+class CtlTest : public E2eTest {};
+
+TEST_F(CtlTest, ShowsWhatIsThereForPeopleAndAsJson) {
+  StartDaemon(
+      {.hot_bytes = uint64_t{64} << 20, .warm_bytes = uint64_t{32} << 20, .cold_bytes = 0, .more = {}});
+  const Engine engine = Connect();
+  Kv kv = Kv::Random(1, 3 * kBlockTokens);
+  engine.Put(engine.Keys(Tokens(1, 3 * kBlockTokens)), kv);
+
+  const ProgramResult status = Ctl(*daemon_, "status");
+  EXPECT_EQ(status.exit_code, 0);
+  EXPECT_NE(status.output.find("3 blocks of 1 models"), std::string::npos) << status.output;
+  const ProgramResult json = Ctl(*daemon_, "--json status");
+  EXPECT_NE(json.output.find("\"blocks\":3,\"models\":1"), std::string::npos) << json.output;
+  EXPECT_NE(json.output.find("\"name\":\"warm\""), std::string::npos) << json.output;
+  const ProgramResult tiers = Ctl(*daemon_, "tiers --json");
+  EXPECT_NE(tiers.output.find("\"blocks\":{\"int2\":0,\"k4v2\":0,\"int4\":0,\"bits8\":0,\"bits16\":3}"),
+            std::string::npos)
+      << tiers.output;
+  const ProgramResult models = Ctl(*daemon_, "models");
+  EXPECT_NE(models.output.find("4 layers x 2 heads x 64+64"), std::string::npos) << models.output;
+  EXPECT_NE(models.output.find("uid:"), std::string::npos) << models.output;
+  const size_t number = Ctl(*daemon_, "--json models").output.find("\"model\":");
+  ASSERT_NE(number, std::string::npos);
+
+  const std::string model = Ctl(*daemon_, "--json models").output.substr(number + 8, 1);
+  const ProgramResult blocks = Ctl(*daemon_, "blocks " + model);
+  EXPECT_EQ(blocks.exit_code, 0);
+  EXPECT_EQ(std::ranges::count(blocks.output, '\n'), 1 + 3) << blocks.output;
+  const ProgramResult limited = Ctl(*daemon_, "blocks " + model + " --limit 2");
+  EXPECT_EQ(std::ranges::count(limited.output, '\n'), 1 + 2) << limited.output;
+}
+
+TEST_F(CtlTest, MovesChecksAndDropsBlocks) {
+  StartDaemon({.hot_bytes = uint64_t{64} << 20,
+               .warm_bytes = uint64_t{32} << 20,
+               .cold_bytes = uint64_t{128} << 20,
+               .more = {}});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, 4 * kBlockTokens));
+  Kv kv = Kv::Random(1, 4 * kBlockTokens);
+  engine.Put(sequence, kv);
+  EXPECT_EQ(Ctl(*daemon_, "demote hot 1").output, "demoted 1 block\n");
+  EXPECT_EQ(Ctl(*daemon_, "demote 0").output, "demoted 3 blocks\n");
+  EXPECT_EQ(Ctl(*daemon_, "verify warm").output, "checked 4, corrupt 0\n");
+  EXPECT_EQ(Ctl(*daemon_, "evict warm 1").output, "evicted 1 block\n");
+  EXPECT_EQ(engine.Hits(sequence), 3u) << "of equals the deepest goes first";
+  EXPECT_EQ(Ctl(*daemon_, "drain").output, "drained 3 blocks\n");
+  for (const auto& result : engine.Put(engine.Keys(Tokens(2, 4 * kBlockTokens)), kv)) {
+    EXPECT_EQ(result.code, KVTIER_UNAVAILABLE) << "a drained daemon takes no puts";
+  }
+}
+
+TEST_F(CtlTest, SaysWhatIsWrong) {
+  StartDaemon({});
+  const ProgramResult tier = Ctl(*daemon_, "demote nowhere");
+  EXPECT_EQ(tier.exit_code, 1);
+  EXPECT_EQ(tier.output, "kvtierctl: INVALID_ARGUMENT: no tier \"nowhere\"; there are hot\n");
+  EXPECT_EQ(Ctl(*daemon_, "blocks 4711").exit_code, 1);
+  EXPECT_EQ(Ctl(*daemon_, "").exit_code, 2);
+  EXPECT_EQ(Ctl(*daemon_, "explode").exit_code, 2);
+  EXPECT_EQ(Ctl(*daemon_, "demote hot minus").exit_code, 2);
+  EXPECT_EQ(Ctl(*daemon_, "--help").exit_code, 0);
+  daemon_->Kill();
+  const ProgramResult dead = Ctl(*daemon_, "status");
+  EXPECT_EQ(dead.exit_code, 1);
+  EXPECT_NE(dead.output.find("kvtierctl: UNAVAILABLE: no daemon at "), std::string::npos) << dead.output;
+}
+
+}  // namespace
+}  // namespace kvtier::e2e

@@ -1,0 +1,162 @@
+// The daemon dies, hangs and comes back under clients that carry on.
+#include <signal.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tests/e2e/e2e.h"
+
+namespace kvtier::e2e {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class Restarts : public E2eTest {};
+
+/// The shared memory of the machine, in KiB.
+uint64_t SharedMemoryKib() {
+  std::ifstream in("/proc/meminfo");
+  for (std::string name, unit; in >> name;) {
+    uint64_t value = 0;
+    in >> value;
+    std::getline(in, unit);
+    if (name == "Shmem:") return value;
+  }
+  return 0;
+}
+
+TEST_F(Restarts, S36_TenKillsInARowStopNoStartAndLeaveNoMemory) {
+  StartDaemon({.hot_bytes = uint64_t{64} << 20,
+               .warm_bytes = uint64_t{64} << 20,
+               .cold_bytes = uint64_t{256} << 20,
+               .more = {}});
+  const uint64_t entries = static_cast<uint64_t>(std::distance(
+      std::filesystem::directory_iterator(daemon_->folder().path()), std::filesystem::directory_iterator()));
+  uint64_t after_first = 0;
+  for (uint32_t round = 0; round < 10; ++round) {
+    {
+      const Engine engine = Connect();
+      Kv kv = Kv::Random(round, 32 * kBlockTokens);
+      for (const auto& result : engine.Put(engine.Keys(Tokens(round, 32 * kBlockTokens)), kv)) {
+        EXPECT_EQ(result.code, KVTIER_OK);
+      }
+    }
+    daemon_->Kill();
+    if (round == 0) after_first = SharedMemoryKib();
+    if (round == 9) {
+      EXPECT_LT(SharedMemoryKib(), after_first + (16 << 10))
+          << "other tests run beside this one: a margin of 16 MiB";
+    }
+    ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
+  }
+  EXPECT_EQ(static_cast<uint64_t>(std::distance(std::filesystem::directory_iterator(daemon_->folder().path()),
+                                                std::filesystem::directory_iterator())),
+            entries)
+      << "sockets and locks are reused, not added";
+}
+
+TEST_F(Restarts, S54_WithAHungDaemonEveryCallEndsAtItsDeadline) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, 4 * kBlockTokens));
+  Kv kv = Kv::Random(1, 4 * kBlockTokens);
+  engine.Put(sequence, kv);
+  daemon_->Signal(SIGSTOP);
+  constexpr uint32_t kTimeoutMs = 100;
+  const auto timed = [&](const char* what, const auto& call) {
+    const auto start = Clock::now();
+    const kvtier_code code = call();
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+    EXPECT_TRUE(code == KVTIER_DEADLINE_EXCEEDED || code == KVTIER_UNAVAILABLE)
+        << what << ": " << kvtier_code_name(code);
+    EXPECT_LT(took, 10 * kTimeoutMs) << what;
+  };
+  const api::Sequence fresh = engine.Keys(Tokens(2, 4 * kBlockTokens));
+  timed("lookup", [&] { return engine.model.Lookup(sequence.Query(), kTimeoutMs).code(); });
+  timed("acquire",
+        [&] { return engine.model.Acquire(sequence.Query(), api::AcquireOptions(kTimeoutMs)).code(); });
+  timed("put",
+        [&] { return engine.model.Put(fresh.Query(), kv.View(), api::PutOptions(kTimeoutMs)).code(); });
+  timed("remove", [&] { return engine.model.Remove(sequence.Query(), kTimeoutMs).code(); });
+  timed("stats", [&] { return engine.client.Stats(kTimeoutMs).code(); });
+  daemon_->Signal(SIGCONT);
+  EXPECT_TRUE(Eventually(
+      10, [&] { return engine.Hits(sequence) == 4 || engine.Hits(fresh) > 0 || engine.client.Stats(); }));
+}
+
+TEST_F(Restarts, S54_WithADeadDaemonEveryCallIsAMissAtOnce) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, kBlockTokens));
+  Kv kv = Kv::Random(1, kBlockTokens);
+  daemon_->Kill();
+  const auto start = Clock::now();
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(engine.model.Acquire(sequence.Query(), api::AcquireOptions(100)).code(), KVTIER_UNAVAILABLE);
+    EXPECT_EQ(engine.model.Put(sequence.Query(), kv.View(), api::PutOptions(100)).code(), KVTIER_UNAVAILABLE);
+  }
+  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(20 * 2 * 100));
+  // Keys need no daemon.
+  EXPECT_EQ(engine.Keys(Tokens(1, 100)).blocks(), 2u);
+}
+
+TEST_F(Restarts, S56_ClientsCarryOnOverRestartsUnderLoad) {
+  StartDaemon({.hot_bytes = uint64_t{32} << 20,
+               .warm_bytes = uint64_t{32} << 20,
+               .cold_bytes = uint64_t{256} << 20,
+               .more = {}});
+  constexpr int kClients = 4, kRestarts = 5;
+  std::atomic<bool> stop = false;
+  std::atomic<uint64_t> hits = 0, misses = 0, wrong = 0;
+  std::vector<std::thread> clients;
+  for (int c = 0; c < kClients; ++c) {
+    clients.emplace_back([&, c] {
+      const Engine engine = Connect();
+      std::mt19937 rng(static_cast<uint32_t>(c));
+      while (!stop) {
+        const uint32_t seed = static_cast<uint32_t>(c) * 100 + rng() % 8;
+        const size_t tokens = 2 * kBlockTokens;
+        const api::Sequence sequence = engine.Keys(Tokens(seed, tokens));
+        Kv kv = Kv::Random(seed, tokens);
+        Kv out(tokens);
+        const auto results = engine.Fetch(sequence, out);
+        if (results.empty()) {
+          ++misses;
+          engine.Put(sequence, kv);
+          continue;
+        }
+        for (size_t i = 0; i < results.size(); ++i) {
+          if (results[i].code != KVTIER_OK) continue;
+          ++hits;
+          if (kv.ErrorOver(out, i * kBlockTokens, kBlockTokens) > 0.6) ++wrong;
+        }
+      }
+    });
+  }
+  for (int restart = 0; restart < kRestarts; ++restart) {
+    const uint64_t before = hits;
+    EXPECT_TRUE(Eventually(30, [&] { return hits > before + 20; })) << "restart " << restart;
+    daemon_->Kill();
+    ASSERT_TRUE(daemon_->Launch().ok());  // within a millisecond
+    ASSERT_TRUE(daemon_->WaitUntilReady().ok()) << daemon_->Log();
+  }
+  const uint64_t before = hits;
+  EXPECT_TRUE(Eventually(30, [&] { return hits > before + 20; }));
+  stop = true;
+  for (auto& client : clients) client.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_GT(misses, 0u);
+}
+
+TEST_F(Restarts, ATerminatedDaemonEndsWithoutError) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+  EXPECT_TRUE(Eventually(5, [&] { return engine.client.Stats(100).code() == KVTIER_UNAVAILABLE; }));
+}
+
+}  // namespace
+}  // namespace kvtier::e2e
