@@ -34,7 +34,8 @@ Status Open(const kvtier_options* options, kvtier_client** out) {
       checked.client_name != nullptr ? checked.client_name : program_invocation_short_name;
   made.connection.client_name.resize(std::min(made.connection.client_name.size(), kMaxClientNameBytes));
   if (checked.timeout_ms != 0) made.timeout = std::chrono::milliseconds(checked.timeout_ms);
-  Handles& handles = Handles::Get();  // before the first thread, so that a fork is seen
+  Handles& handles = Handles::Get();
+  KVTIER_TRY(handles.AllowOpen());
   KVTIER_ASSIGN(std::shared_ptr<Client> client, Client::Open(std::move(made)));
   *out = handles.Add(std::move(client));
   return Status::Ok();

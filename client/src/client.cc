@@ -15,7 +15,8 @@ namespace {
 
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kMaxBackoff = std::chrono::milliseconds(500);
-/// For a hello or a registration: a daemon that takes longer is as good as away.
+/// For a hello or a registration, at least: a daemon that takes longer than this and than the handle's own
+/// deadline is as good as away.
 constexpr Duration kHandshakeTimeout = std::chrono::seconds(1);
 constexpr size_t kMaxTickets = 4096;
 
@@ -160,15 +161,16 @@ void Client::Run() {
 }
 
 Result<std::shared_ptr<Connection>> Client::ConnectOnce() {
+  const Duration patience = std::max(kHandshakeTimeout, options_.timeout);
   KVTIER_ASSIGN(std::shared_ptr<Connection> connection,
-                Connection::Make(options_.connection, Now() + kHandshakeTimeout));
+                Connection::Make(options_.connection, Now() + patience));
   std::vector<std::shared_ptr<const Model>> models;
   {
     std::lock_guard lock(mutex_);
     models = models_;
   }
   for (const auto& model : models) {
-    const Result<uint32_t> remote = connection->RemoteModel(*model, Now() + kHandshakeTimeout);
+    const Result<uint32_t> remote = connection->RemoteModel(*model, Now() + patience);
     // A model that is refused fails by itself, call by call; a daemon that does not answer is not up yet.
     const Code code = remote.status().code();
     if (code == Code::kUnavailable || code == Code::kDeadlineExceeded || code == Code::kUnauthenticated) {

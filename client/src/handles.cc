@@ -36,10 +36,21 @@ void Handles::AfterForkInParent() {
 void Handles::AfterForkInChild() {
   Handles& handles = Get();
   ++handles.fork_generation_;
+  handles.used_before_fork_ = handles.used_;
   for (const auto& [number, entry] : handles.clients_) {
     if (entry.fork_generation + 1 == handles.fork_generation_) entry.value->CloseDescriptorInChild();
   }
   handles.mutex_.unlock();
+}
+
+Status Handles::AllowOpen() {
+  std::lock_guard lock(mutex_);
+  if (used_before_fork_) {
+    return Status(Code::kFailedPrecondition,
+                  "opened before fork(): a child needs exec() before it opens a handle");
+  }
+  used_ = true;
+  return Status::Ok();
 }
 
 template <typename T>
@@ -48,8 +59,7 @@ Result<T> Handles::FindIn(const Table<T>& table, const void* handle) const {
   if (it == table.end())
     return Status(Code::kStale, "the handle is not, or no longer, one of this library's");
   if (it->second.fork_generation != fork_generation_) {
-    return Status(Code::kFailedPrecondition,
-                  "the handle was opened before fork(): the child must open its own");
+    return Status(Code::kFailedPrecondition, "the handle was opened before fork(): it is the parent's");
   }
   return it->second.value;
 }

@@ -31,6 +31,10 @@ class Handles {
 
   static Handles& Get();
 
+  /// Before the first thing that a client does. Errors: kFailedPrecondition in the child of a process that
+  /// had a client: gRPC's threads are not in the child, and its calls would hang.
+  Status AllowOpen();
+
   kvtier_client* Add(std::shared_ptr<Client> client);
   /// The handle that stands for the model already, or a new one.
   kvtier_model* Add(ModelHandle model);
@@ -66,6 +70,8 @@ class Handles {
   std::mutex mutex_;
   uint64_t fork_generation_ = 0;
   uint64_t next_ = 1;
+  bool used_ = false;  ///< a client was opened, or tried to
+  bool used_before_fork_ = false;
   Table<std::shared_ptr<Client>> clients_;
   Table<ModelHandle> models_;
   Table<LeaseHandle> leases_;

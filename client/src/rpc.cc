@@ -68,6 +68,10 @@ struct AsyncCall {
   Reply reply;
 };
 
+/// A session comes before its first call, so the daemon is there: a socket that is not yet listening, or
+/// whose backlog is full, is worth waiting for. Later calls fail at once when the daemon has gone.
+enum class Patience : uint8_t { kNone, kUntilConnected };
+
 }  // namespace
 
 struct Rpc::Channel {
@@ -75,8 +79,10 @@ struct Rpc::Channel {
 
   template <typename Request, typename Reply>
   Status Unary(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
-               const Request& request, Reply& reply, TimePoint deadline) {
+               const Request& request, Reply& reply, TimePoint deadline,
+               Patience patience = Patience::kNone) {
     grpc::ClientContext context;
+    context.set_wait_for_ready(patience == Patience::kUntilConnected);
     context.set_deadline(GrpcDeadline(deadline));
     return FromGrpc((stub.get()->*method)(&context, request, &reply));
   }
@@ -90,7 +96,7 @@ Rpc::Rpc(const std::string& socket) : channel_(std::make_unique<Channel>()) {
 Rpc::~Rpc() = default;
 
 Status Rpc::Call(const v1::RegisterModelRequest& request, v1::RegisterModelReply& reply, TimePoint deadline) {
-  return channel_->Unary(&Stub::RegisterModel, request, reply, deadline);
+  return channel_->Unary(&Stub::RegisterModel, request, reply, deadline, Patience::kUntilConnected);
 }
 Status Rpc::Call(const v1::LookupRequest& request, v1::LookupReply& reply, TimePoint deadline) {
   return channel_->Unary(&Stub::Lookup, request, reply, deadline);

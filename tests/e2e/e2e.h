@@ -4,6 +4,7 @@
 #include <kvtier/kvtier.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,7 @@ class E2eTest : public testing::Test {
   }
   Engine Connect(const kvtier_model_spec& spec = TestSpec()) {
     auto engine = Engine::Connect(daemon_->socket(), spec);
+    if (!engine) std::fprintf(stderr, "%s\n%s\n", kvtier_last_error(), daemon_->Log().c_str());
     KVTIER_CHECK(static_cast<bool>(engine));
     return std::move(*engine);
   }

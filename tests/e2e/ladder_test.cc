@@ -79,7 +79,9 @@ TEST_F(Ladder, S20_KeysAndColdBlocksSurviveAKillAndTwoRestarts) {
       EXPECT_GE(result.precision, KVTIER_INT2);
     }
     EXPECT_LT(kv.ErrorOver(out, 0, tokens), 0.6);
-    if (restart > 0) EXPECT_TRUE(before.SameOver(out, 0, tokens)) << "a restart changes no byte";
+    if (restart > 0) {
+      EXPECT_TRUE(before.SameOver(out, 0, tokens)) << "a restart changes no byte";
+    }
     before.values() = out.values();
   }
 }
@@ -158,12 +160,12 @@ TEST_F(Ladder, S30_ABlockThatLookupReportedMayBeGoneAndAcquireSaysSo) {
 }
 
 TEST_F(Ladder, S31_EveryAcknowledgedPutIsFoundFarOverCapacity) {
-  StartDaemon({.hot_bytes = uint64_t{8} << 20,
-               .warm_bytes = uint64_t{8} << 20,
+  StartDaemon({.hot_bytes = uint64_t{16} << 20,
+               .warm_bytes = uint64_t{16} << 20,
                .cold_bytes = uint64_t{128} << 20,
                .more = {}});
   const Engine engine = Connect();
-  const size_t sequences = 100, blocks = 4, tokens = blocks * kBlockTokens;  // 50 MiB raw
+  const size_t sequences = 200, blocks = 4, tokens = blocks * kBlockTokens;  // 100 MiB raw
   size_t stored = 0, refused = 0, found = 0;
   std::vector<bool> acknowledged;
   for (uint32_t i = 0; i < sequences; ++i) {

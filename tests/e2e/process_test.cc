@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <filesystem>
 #include <fstream>
@@ -29,111 +30,7 @@ int InChild(uid_t uid, const std::function<int()>& body) {
 
 class Processes : public E2eTest {};
 
-TEST_F(Processes, S59_TheChildOfAForkIsRefusedAndTheParentGoesOn) {
-  StartDaemon({});
-  const Engine engine = Connect();
-  const api::Sequence sequence = engine.Keys(Tokens(1, 2 * kBlockTokens));
-  Kv kv = Kv::Random(1, 2 * kBlockTokens);
-  engine.Put(sequence, kv);
-  const kvtier_query query = sequence.Query();
-  kvtier_lease* lease = nullptr;
-  ASSERT_EQ(kvtier_acquire(engine.model.get(), &query, nullptr, &lease), KVTIER_OK);
-  Kv out(2 * kBlockTokens);
-  const kvtier_view view = out.View();
-
-  const int code = InChild(0, [&] {
-    kvtier_lookup_result found{};
-    kvtier_block_result results[2];
-    kvtier_lease* other = nullptr;
-    kvtier_ticket ticket = 0;
-    if (kvtier_lookup(engine.model.get(), &query, nullptr, &found, 0) != KVTIER_FAILED_PRECONDITION) return 1;
-    if (kvtier_acquire(engine.model.get(), &query, nullptr, &other) != KVTIER_FAILED_PRECONDITION) return 2;
-    if (kvtier_fetch(lease, 0, 2, 0, 0, &view, results) != KVTIER_FAILED_PRECONDITION) return 3;
-    if (kvtier_put(engine.model.get(), &query, &view, nullptr, &ticket) != KVTIER_FAILED_PRECONDITION)
-      return 4;
-    if (kvtier_release(lease) != KVTIER_FAILED_PRECONDITION) return 5;
-    kvtier_close(engine.client.get());
-    return 0;
-  });
-  EXPECT_EQ(code, 0);
-
-  kvtier_block_result results[2];
-  EXPECT_EQ(kvtier_fetch(lease, 0, 2, 0, 0, &view, results), KVTIER_OK) << api::LastError();
-  EXPECT_EQ(out.values(), kv.values());
-  EXPECT_EQ(kvtier_release(lease), KVTIER_OK);
-  EXPECT_EQ(engine.Hits(sequence), 2u);
-}
-
-TEST_F(Processes, S59_AChildKeepsNeitherTheSessionNorItsMappings) {
-  StartDaemon({});
-  int hold[2];
-  ASSERT_EQ(::pipe(hold), 0);
-  pid_t grandchild = -1;
-  int told[2];
-  ASSERT_EQ(::pipe(told), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    auto engine = Engine::Connect(daemon_->socket());
-    if (!engine) ::_exit(1);
-    const pid_t own = ::fork();
-    if (own == 0) {  // outlives the client
-      ::close(hold[1]);
-      char byte;
-      ::_exit(::read(hold[0], &byte, 1) == 0 ? 0 : 1);
-    }
-    if (::write(told[1], &own, sizeof(own)) != sizeof(own)) ::_exit(1);
-    ::close(hold[1]);
-    ::pause();
-  }
-  ASSERT_EQ(::read(told[0], &grandchild, sizeof(grandchild)), static_cast<ssize_t>(sizeof(grandchild)));
-  std::ifstream maps("/proc/" + std::to_string(grandchild) + "/maps");
-  const std::string text((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
-  EXPECT_EQ(text.find("kvtier-staging"), std::string::npos);
-  EXPECT_EQ(text.find("kvtier-arena"), std::string::npos);
-  ::kill(child, SIGKILL);
-  ::waitpid(child, nullptr, 0);
-  EXPECT_TRUE(Eventually(1, [&] { return daemon_->Metric("kvtier_sessions").value() == 0; }))
-      << "the grandchild holds the session open";
-  ::close(hold[1]);
-  for (const int fd : {hold[0], told[0], told[1]}) ::close(fd);
-}
-
-TEST_F(Processes, S58_ExhaustedLimitsAreCodes) {
-  StartDaemon({.hot_bytes = uint64_t{64} << 20,
-               .warm_bytes = 0,
-               .cold_bytes = 0,
-               .more = "[limits]\nsessions = 2\nmodels_per_session = 2\nleases_per_session = 3\n"});
-  const Engine engine = Connect();
-  const api::Sequence sequence = engine.Keys(Tokens(1, kBlockTokens));
-  Kv kv = Kv::Random(1, kBlockTokens);
-  engine.Put(sequence, kv);
-  EXPECT_TRUE(engine.client.RegisterModel(TestSpec("second")));
-  EXPECT_EQ(engine.client.RegisterModel(TestSpec("third")).code(), KVTIER_RESOURCE_EXHAUSTED);
-  std::vector<api::Lease> leases;
-  for (int i = 0; i < 3; ++i) {
-    auto lease = engine.model.Acquire(sequence.Query());
-    ASSERT_TRUE(lease);
-    leases.push_back(std::move(*lease));
-  }
-  EXPECT_EQ(engine.model.Acquire(sequence.Query()).code(), KVTIER_RESOURCE_EXHAUSTED);
-  leases.pop_back();
-  EXPECT_TRUE(engine.model.Acquire(sequence.Query()));
-  const Engine second = Connect();
-  EXPECT_EQ(Engine::Connect(daemon_->socket()).code(), KVTIER_RESOURCE_EXHAUSTED);
-  EXPECT_EQ(engine.Hits(sequence), 1u) << "who is in stays in";
-}
-
-TEST_F(Processes, S52_ABlockAboveTheLimitIsATypedError) {
-  StartDaemon({.hot_bytes = uint64_t{64} << 20,
-               .warm_bytes = 0,
-               .cold_bytes = 0,
-               .more = "[limits]\nblock = \"128KiB\"\n"});
-  const Engine fits = Connect();
-  kvtier_model_spec larger = TestSpec("larger");
-  larger.layers = kLayers + 1;
-  const kvtier_code code = fits.client.RegisterModel(larger).code();
-  EXPECT_EQ(code, KVTIER_OUT_OF_RANGE) << kvtier_code_name(code);
-}
+// Tests whose children open handles come first: the parent has opened none by then.
 
 /// Names of what a process has mapped or holds open, kvtier's only.
 std::vector<std::string> KvtierResources(pid_t pid) {
@@ -231,6 +128,113 @@ TEST_F(Processes, S70_TwoUsersShareNoMemoryAndNoHit) {
     EXPECT_EQ(WEXITSTATUS(status), 0);
   }
   for (const int fd : {told[0], told[1], hold[0]}) ::close(fd);
+}
+
+TEST_F(Processes, S59_AChildKeepsNeitherTheSessionNorItsMappings) {
+  StartDaemon({});
+  int hold[2];
+  ASSERT_EQ(::pipe(hold), 0);
+  pid_t grandchild = -1;
+  int told[2];
+  ASSERT_EQ(::pipe(told), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    auto engine = Engine::Connect(daemon_->socket());
+    if (!engine) ::_exit(1);
+    const pid_t own = ::fork();
+    if (own == 0) {  // outlives the client
+      ::close(hold[1]);
+      char byte;
+      ::_exit(::read(hold[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    if (::write(told[1], &own, sizeof(own)) != sizeof(own)) ::_exit(1);
+    ::close(hold[1]);
+    ::pause();
+  }
+  ASSERT_EQ(::read(told[0], &grandchild, sizeof(grandchild)), static_cast<ssize_t>(sizeof(grandchild)));
+  std::ifstream maps("/proc/" + std::to_string(grandchild) + "/maps");
+  const std::string text((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
+  EXPECT_EQ(text.find("kvtier-staging"), std::string::npos);
+  EXPECT_EQ(text.find("kvtier-arena"), std::string::npos);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_TRUE(Eventually(1, [&] { return daemon_->Metric("kvtier_sessions").value() == 0; }))
+      << "the grandchild holds the session open";
+  ::close(hold[1]);
+  for (const int fd : {hold[0], told[0], told[1]}) ::close(fd);
+}
+
+TEST_F(Processes, S59_TheChildOfAForkIsRefusedAndTheParentGoesOn) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, 2 * kBlockTokens));
+  Kv kv = Kv::Random(1, 2 * kBlockTokens);
+  engine.Put(sequence, kv);
+  const kvtier_query query = sequence.Query();
+  kvtier_lease* lease = nullptr;
+  ASSERT_EQ(kvtier_acquire(engine.model.get(), &query, nullptr, &lease), KVTIER_OK);
+  Kv out(2 * kBlockTokens);
+  const kvtier_view view = out.View();
+
+  const int code = InChild(0, [&] {
+    kvtier_lookup_result found{};
+    kvtier_block_result results[2];
+    kvtier_lease* other = nullptr;
+    kvtier_ticket ticket = 0;
+    if (kvtier_lookup(engine.model.get(), &query, nullptr, &found, 0) != KVTIER_FAILED_PRECONDITION) return 1;
+    if (kvtier_acquire(engine.model.get(), &query, nullptr, &other) != KVTIER_FAILED_PRECONDITION) return 2;
+    if (kvtier_fetch(lease, 0, 2, 0, 0, &view, results) != KVTIER_FAILED_PRECONDITION) return 3;
+    if (kvtier_put(engine.model.get(), &query, &view, nullptr, &ticket) != KVTIER_FAILED_PRECONDITION)
+      return 4;
+    if (kvtier_release(lease) != KVTIER_FAILED_PRECONDITION) return 5;
+    kvtier_close(engine.client.get());
+    if (Engine::Connect(daemon_->socket()).code() != KVTIER_FAILED_PRECONDITION) return 6;
+    return 0;
+  });
+  EXPECT_EQ(code, 0);
+
+  kvtier_block_result results[2];
+  EXPECT_EQ(kvtier_fetch(lease, 0, 2, 0, 0, &view, results), KVTIER_OK) << api::LastError();
+  EXPECT_EQ(out.values(), kv.values());
+  EXPECT_EQ(kvtier_release(lease), KVTIER_OK);
+  EXPECT_EQ(engine.Hits(sequence), 2u);
+}
+
+TEST_F(Processes, S58_ExhaustedLimitsAreCodes) {
+  StartDaemon({.hot_bytes = uint64_t{64} << 20,
+               .warm_bytes = 0,
+               .cold_bytes = 0,
+               .more = "[limits]\nsessions = 2\nmodels_per_session = 2\nleases_per_session = 3\n"});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, kBlockTokens));
+  Kv kv = Kv::Random(1, kBlockTokens);
+  engine.Put(sequence, kv);
+  EXPECT_TRUE(engine.client.RegisterModel(TestSpec("second")));
+  EXPECT_EQ(engine.client.RegisterModel(TestSpec("third")).code(), KVTIER_RESOURCE_EXHAUSTED);
+  std::vector<api::Lease> leases;
+  for (int i = 0; i < 3; ++i) {
+    auto lease = engine.model.Acquire(sequence.Query());
+    ASSERT_TRUE(lease);
+    leases.push_back(std::move(*lease));
+  }
+  EXPECT_EQ(engine.model.Acquire(sequence.Query()).code(), KVTIER_RESOURCE_EXHAUSTED);
+  leases.pop_back();
+  EXPECT_TRUE(engine.model.Acquire(sequence.Query()));
+  const Engine second = Connect();
+  EXPECT_EQ(Engine::Connect(daemon_->socket()).code(), KVTIER_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(engine.Hits(sequence), 1u) << "who is in stays in";
+}
+
+TEST_F(Processes, S52_ABlockAboveTheLimitIsATypedError) {
+  StartDaemon({.hot_bytes = uint64_t{64} << 20,
+               .warm_bytes = 0,
+               .cold_bytes = 0,
+               .more = "[limits]\nblock = \"128KiB\"\n"});
+  const Engine fits = Connect();
+  kvtier_model_spec larger = TestSpec("larger");
+  larger.layers = kLayers + 1;
+  const kvtier_code code = fits.client.RegisterModel(larger).code();
+  EXPECT_EQ(code, KVTIER_OUT_OF_RANGE) << kvtier_code_name(code);
 }
 
 TEST_F(Processes, TheReadmeExampleRuns) {

@@ -1,4 +1,5 @@
 // Every way an engine lays K and V out, through the real daemon and back, bit for bit.
+#include <algorithm>
 #include <cstring>
 #include <functional>
 

@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,11 +13,9 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <vector>
 
 #include "tests/support/eventually.h"
 #include "tiers/base/unique_fd.h"
@@ -47,14 +44,6 @@ uint16_t FreePort() {
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   KVTIER_CHECK(::bind(fd.get(), generic, bytes) == 0 && ::getsockname(fd.get(), generic, &bytes) == 0);
   return ntohs(address.sin_port);
-}
-
-bool SomeoneListens(const std::string& path) {
-  const UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof(address.sun_path) - 1));
-  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
 std::string ReadText(const std::string& path) {
@@ -124,7 +113,7 @@ Status DaemonProcess::WaitUntilReady() {
   bool ended = false;
   const bool ready = Eventually(kStartSeconds, [&] {
     ended = ::waitpid(pid_, nullptr, WNOHANG) == pid_;
-    return ended || (SomeoneListens(socket_ + ".session") && Metrics().ok());
+    return ended || Get("/readyz").ok();
   });
   if (ended) pid_ = -1;
   if (ready && !ended) return Status::Ok();
@@ -168,23 +157,26 @@ std::string DaemonProcess::Log() const {
 }
 
 Result<std::string> DaemonProcess::Metrics() const {
+  return Get("/metrics");
+}
+
+Result<std::string> DaemonProcess::Get(const std::string& path) const {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = Loopback(metrics_port_);
   const timeval patience{.tv_sec = 10, .tv_usec = 0};
   ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return StatusFromErrno(errno, "metrics");
+    return StatusFromErrno(errno, path);
   }
-  constexpr char kRequest[] = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (::send(fd.get(), kRequest, sizeof(kRequest) - 1, MSG_NOSIGNAL) < 0)
-    return StatusFromErrno(errno, "metrics");
+  const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
+  if (::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return StatusFromErrno(errno, path);
   std::string reply;
   std::array<char, 16384> piece;
   for (ssize_t got = 0; (got = ::recv(fd.get(), piece.data(), piece.size(), 0)) > 0;) {
     reply.append(piece.data(), static_cast<size_t>(got));
   }
   if (reply.find(" 200 ") == std::string::npos)
-    return Status(Code::kUnavailable, "metrics: " + reply.substr(0, 100));
+    return Status(Code::kUnavailable, path + ": " + reply.substr(0, 100));
   return reply;
 }
 

@@ -55,7 +55,8 @@ class DaemonProcess {
   const std::string& socket() const { return socket_; }
   const TemporaryFolder& folder() const { return folder_; }
   std::string Log() const;
-  /// The text at /metrics. Errors: kUnavailable.
+  /// The answer of the metrics port at `path`. Errors: kUnavailable, also for a status that is not 200.
+  Result<std::string> Get(const std::string& path) const;
   Result<std::string> Metrics() const;
   /// One sample by its name with labels, exactly as exposed. Errors: kNotFound.
   Result<double> Metric(const std::string& sample) const;

@@ -5,8 +5,8 @@
  *    KVTIER_UNAVAILABLE or KVTIER_DEADLINE_EXCEEDED), never a hang, and never aborts the process. After a
  * restart of the daemon the library registers its models again by itself.
  *  - Errors are codes; kvtier_last_error() has the text for the calling thread.
- *  - Any thread may call anything on one handle at the same time. After fork() the child's handle answers
- *    KVTIER_FAILED_PRECONDITION; the child opens its own.
+ *  - Any thread may call anything on one handle at the same time. After fork() the child's handles answer
+ *    KVTIER_FAILED_PRECONDITION, and so does kvtier_open there until exec(): fork first, then open.
  *  - Handles are opaque; a handle used after its release or after a restart of the daemon answers
  * KVTIER_STALE.
  *  - "K and V" are as the engine stores them: post-RoPE keys. Sizes are in bytes unless the name says
