@@ -59,9 +59,9 @@ Connection::Connection(const Options& options, SessionSocket socket, v1::Welcome
     : socket_(std::move(socket)),
       welcome_(std::move(welcome)),
       unmapped_(std::make_shared<UnmappedQueue>()),
-      rpc_(options.socket),
       arenas_([queue = unmapped_](uint32_t arena) { queue->Push(arena); }),
-      staging_(std::move(staging), kStagingWindowBytes) {}
+      staging_(std::move(staging), kStagingWindowBytes),
+      rpc_(options.socket) {}
 
 Result<std::shared_ptr<Connection>> Connection::Make(const Options& options, TimePoint deadline) {
   KVTIER_ASSIGN(SessionSocket socket,

@@ -87,12 +87,12 @@ class Connection {
   std::atomic<bool> alive_ = true;
   std::shared_ptr<UnmappedQueue> unmapped_;
   std::vector<uint32_t> unsent_;  ///< session thread only
-  Rpc rpc_;
   ArenaMap arenas_;
   StagingPool staging_;
   std::atomic<uint64_t> next_id_ = 1;
   std::mutex models_mutex_;
   std::unordered_map<uint32_t, uint32_t> remote_models_;  ///< by Model::number
+  Rpc rpc_;  ///< last, so first to go: replies under way use the others
 };
 
 }  // namespace kvtier::client

@@ -69,16 +69,15 @@ uint32_t Milliseconds(Duration duration) {
 }
 
 /// Replaces the outcomes of one batch in memory by those at durable level, when they are there.
-void FinishWhenDurable(const std::shared_ptr<Connection>& connection,
-                       const std::shared_ptr<PutProgress>& progress, uint64_t remote_ticket,
-                       std::vector<size_t> blocks) {
+void FinishWhenDurable(Connection& connection, const std::shared_ptr<PutProgress>& progress,
+                       uint64_t remote_ticket, std::vector<size_t> blocks) {
   v1::WaitTicketRequest request;
-  request.set_session_token(connection->token());
+  request.set_session_token(connection.token());
   request.set_ticket(remote_ticket);
   request.set_deadline_ms(Milliseconds(kDurableTimeout));
-  connection->rpc().WaitTicketAsync(
+  connection.rpc().WaitTicketAsync(
       std::move(request), Now() + kDurableTimeout + kReplyGrace,
-      [connection, progress, blocks = std::move(blocks)](const Status& status, const v1::PutReply& reply) {
+      [progress, blocks = std::move(blocks)](const Status& status, const v1::PutReply& reply) {
         const std::vector<kvtier_put_result> in_memory = progress->results();
         for (size_t i = 0; i < blocks.size(); ++i) {
           kvtier_put_result result = in_memory[blocks[i]];
@@ -96,7 +95,7 @@ void FinishWhenDurable(const std::shared_ptr<Connection>& connection,
 }
 
 /// Runs when the daemon has answered for a batch, or never will.
-void FinishBatch(const std::shared_ptr<Connection>& connection, const std::shared_ptr<PutProgress>& progress,
+void FinishBatch(Connection& connection, const std::shared_ptr<PutProgress>& progress,
                  const StagedBatch& batch, TimePoint rpc_deadline, const Status& status,
                  const v1::PutReply& reply) {
   for (size_t i = 0; i < batch.blocks.size(); ++i) {
@@ -104,11 +103,11 @@ void FinishBatch(const std::shared_ptr<Connection>& connection, const std::share
     progress->Set(batch.blocks[i], status.ok() ? ResultOf(reply, i) : refused);
   }
   if (StagingIsFree(status, rpc_deadline)) {
-    for (const uint64_t offset : batch.offsets) connection->staging().Free(offset);
+    for (const uint64_t offset : batch.offsets) connection.staging().Free(offset);
   } else {
     // The daemon may still read these bytes: writing others there would store them under these keys. A new
     // session has new staging memory.
-    connection->Abandon();
+    connection.Abandon();
   }
   if (status.ok() && progress->durability() == KVTIER_DURABLE) {
     FinishWhenDurable(connection, progress, batch.remote_ticket, batch.blocks);
@@ -272,7 +271,7 @@ void PutRun::SendBatch() {
   const TimePoint rpc_deadline = Now() + kStoreTimeout + kReplyGrace;
   connection_->rpc().PutAsync(
       std::exchange(request_, {}), rpc_deadline,
-      [connection = connection_, progress = progress_, batch = std::exchange(batch_, {}), rpc_deadline](
+      [&connection = *connection_, progress = progress_, batch = std::exchange(batch_, {}), rpc_deadline](
           const Status& status, const v1::PutReply& reply) {
         FinishBatch(connection, progress, batch, rpc_deadline, status, reply);
       });

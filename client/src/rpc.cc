@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "client/src/async_calls.h"
 #include "proto/kvtier.grpc.pb.h"
 
 namespace kvtier::client {
@@ -60,12 +61,33 @@ grpc::ChannelArguments LocalChannelArguments() {
   return arguments;
 }
 
-/// What a call without a waiting thread needs until it ends.
 template <typename Request, typename Reply>
-struct AsyncCall {
-  grpc::ClientContext context;
-  Request request;
-  Reply reply;
+class AsyncUnary final : public AsyncCall {
+ public:
+  using Prepare = std::unique_ptr<grpc::ClientAsyncResponseReader<Reply>> (Stub::*)(grpc::ClientContext*,
+                                                                                    const Request&,
+                                                                                    grpc::CompletionQueue*);
+  using Done = std::function<void(const Status&, const Reply&)>;
+
+  AsyncUnary(Stub& stub, Prepare prepare, Request request, TimePoint deadline, Done done)
+      : stub_(stub), prepare_(prepare), request_(std::move(request)), done_(std::move(done)) {
+    context.set_deadline(GrpcDeadline(deadline));
+  }
+  void Start(grpc::CompletionQueue& queue) override {
+    reader_ = (stub_.*prepare_)(&context, request_, &queue);
+    reader_->StartCall();
+    reader_->Finish(&reply_, &status_, this);
+  }
+  void Finish() override { done_(FromGrpc(status_), reply_); }
+
+ private:
+  Stub& stub_;
+  const Prepare prepare_;
+  const Request request_;
+  const Done done_;
+  Reply reply_;
+  grpc::Status status_;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<Reply>> reader_;
 };
 
 /// A session comes before its first call, so the daemon is there: a socket that is not yet listening, or
@@ -76,6 +98,7 @@ enum class Patience : uint8_t { kNone, kUntilConnected };
 
 struct Rpc::Channel {
   std::unique_ptr<Stub> stub;
+  AsyncCalls async;  ///< goes first: its calls use the stub
 
   template <typename Request, typename Reply>
   Status Unary(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
@@ -85,6 +108,14 @@ struct Rpc::Channel {
     context.set_wait_for_ready(patience == Patience::kUntilConnected);
     context.set_deadline(GrpcDeadline(deadline));
     return FromGrpc((stub.get()->*method)(&context, request, &reply));
+  }
+
+  template <typename Request, typename Reply>
+  void Async(typename AsyncUnary<Request, Reply>::Prepare prepare, Request request, TimePoint deadline,
+             typename AsyncUnary<Request, Reply>::Done done) {
+    const Status started = async.Start(
+        std::make_unique<AsyncUnary<Request, Reply>>(*stub, prepare, std::move(request), deadline, done));
+    if (!started.ok()) done(started, Reply());
   }
 };
 
@@ -142,29 +173,19 @@ Status Rpc::Call(const v1::DrainRequest& request, v1::CountReply& reply, TimePoi
 }
 
 void Rpc::PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done) {
-  auto call = std::make_shared<AsyncCall<v1::PutRequest, v1::PutReply>>();
-  call->request = std::move(request);
-  call->context.set_deadline(GrpcDeadline(deadline));
-  channel_->stub->async()->Put(
-      &call->context, &call->request, &call->reply,
-      [call, done = std::move(done)](const grpc::Status& status) { done(FromGrpc(status), call->reply); });
+  channel_->Async<v1::PutRequest, v1::PutReply>(&Stub::PrepareAsyncPut, std::move(request), deadline,
+                                                std::move(done));
 }
 
 void Rpc::WaitTicketAsync(v1::WaitTicketRequest request, TimePoint deadline, PutDone done) {
-  auto call = std::make_shared<AsyncCall<v1::WaitTicketRequest, v1::PutReply>>();
-  call->request = std::move(request);
-  call->context.set_deadline(GrpcDeadline(deadline));
-  channel_->stub->async()->WaitTicket(
-      &call->context, &call->request, &call->reply,
-      [call, done = std::move(done)](const grpc::Status& status) { done(FromGrpc(status), call->reply); });
+  channel_->Async<v1::WaitTicketRequest, v1::PutReply>(&Stub::PrepareAsyncWaitTicket, std::move(request),
+                                                       deadline, std::move(done));
 }
 
 void Rpc::ReleaseAsync(v1::ReleaseRequest request, TimePoint deadline) {
-  auto call = std::make_shared<AsyncCall<v1::ReleaseRequest, v1::ReleaseReply>>();
-  call->request = std::move(request);
-  call->context.set_deadline(GrpcDeadline(deadline));
-  channel_->stub->async()->Release(&call->context, &call->request, &call->reply,
-                                   [call](const grpc::Status&) {});
+  channel_->Async<v1::ReleaseRequest, v1::ReleaseReply>(&Stub::PrepareAsyncRelease, std::move(request),
+                                                        deadline,
+                                                        [](const Status&, const v1::ReleaseReply&) {});
 }
 
 }  // namespace kvtier::client

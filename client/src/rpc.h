@@ -36,7 +36,9 @@ class Rpc {
   Status Call(const v1::VerifyRequest& request, v1::VerifyReply& reply, TimePoint deadline);
   Status Call(const v1::DrainRequest& request, v1::CountReply& reply, TimePoint deadline);
 
-  /// `done` runs exactly once, on a thread of gRPC's, and must not block.
+  /// `done` runs exactly once: on a thread of this object's, also with kCancelled while the object is being
+  /// destroyed (which waits for it); on the caller's where the call could not be started. It must not block
+  /// nor own this object.
   using PutDone = std::function<void(const Status& status, const v1::PutReply& reply)>;
   void PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done);
   void WaitTicketAsync(v1::WaitTicketRequest request, TimePoint deadline, PutDone done);

@@ -1,6 +1,4 @@
 // The daemon dies, hangs and comes back under clients that carry on.
-#include <signal.h>
-
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -64,7 +62,7 @@ TEST_F(Restarts, S54_WithAHungDaemonEveryCallEndsAtItsDeadline) {
   const api::Sequence sequence = engine.Keys(Tokens(1, 4 * kBlockTokens));
   Kv kv = Kv::Random(1, 4 * kBlockTokens);
   engine.Put(sequence, kv);
-  daemon_->Signal(SIGSTOP);
+  ASSERT_TRUE(daemon_->Pause());
   constexpr uint32_t kTimeoutMs = 100;
   const auto timed = [&](const char* what, const auto& call) {
     const auto start = Clock::now();
@@ -82,7 +80,7 @@ TEST_F(Restarts, S54_WithAHungDaemonEveryCallEndsAtItsDeadline) {
         [&] { return engine.model.Put(fresh.Query(), kv.View(), api::PutOptions(kTimeoutMs)).code(); });
   timed("remove", [&] { return engine.model.Remove(sequence.Query(), kTimeoutMs).code(); });
   timed("stats", [&] { return engine.client.Stats(kTimeoutMs).code(); });
-  daemon_->Signal(SIGCONT);
+  daemon_->Continue();
   EXPECT_TRUE(Eventually(
       10, [&] { return engine.Hits(sequence) == 4 || engine.Hits(fresh) > 0 || engine.client.Stats(); }));
 }

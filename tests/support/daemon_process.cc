@@ -147,9 +147,22 @@ int DaemonProcess::Stop() {
   return Reap();
 }
 
-void DaemonProcess::Signal(int number) const {
+bool DaemonProcess::Pause() const {
   KVTIER_CHECK(running());
-  ::kill(pid_, number);
+  ::kill(pid_, SIGSTOP);
+  return Eventually(kStartSeconds, [&] {
+    for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid_) + "/task")) {
+      const std::string stat = ReadText(task.path() / "stat");
+      const size_t state = stat.rfind(')') + 2;
+      if (state >= stat.size() || stat[state] != 'T') return false;
+    }
+    return true;
+  });
+}
+
+void DaemonProcess::Continue() const {
+  KVTIER_CHECK(running());
+  ::kill(pid_, SIGCONT);
 }
 
 std::string DaemonProcess::Log() const {

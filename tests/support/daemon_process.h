@@ -48,7 +48,9 @@ class DaemonProcess {
   void Kill();
   /// SIGTERM, and waits for the end. Returns the exit code, minus the signal that ended it.
   int Stop();
-  void Signal(int number) const;
+  /// SIGSTOP, and waits until every thread of it stands.
+  bool Pause() const;
+  void Continue() const;
   bool running() const { return pid_ > 0; }
 
   pid_t pid() const { return pid_; }
