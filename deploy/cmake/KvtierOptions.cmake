@@ -18,8 +18,10 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
 
 find_program(KVTIER_CCACHE ccache)
 if(KVTIER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVTIER_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${KVTIER_CCACHE})
+  # Paths relative to the clone, so that another clone of the same sources hits.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+                                  ${KVTIER_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()
 
 # Bytes must match between machines: no contraction of a*b+c, no fast-math anywhere.

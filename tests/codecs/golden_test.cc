@@ -5,11 +5,12 @@
 #include "tests/codecs/encoded_layer.h"
 #include "tests/codecs/golden_cases.h"
 #include "tests/support/fixture.h"
+#include "tests/support/paths.h"
 
 namespace kvtier {
 namespace {
 
-const std::string kData = KVTIER_TEST_DATA;
+const std::string kData = TestDataFolder();
 
 BlockShape ShapeOf(const GoldenCase& golden, const Fixture& fixture) {
   BlockShape shape = fixture.Shape(golden.tokens, golden.nraw, golden.nb);

@@ -7,6 +7,7 @@
 #include "kernels/dequantize.h"
 #include "kernels/quantize.h"
 #include "tests/support/fixture.h"
+#include "tests/support/paths.h"
 
 // Quantize against formulas written again in double precision, from the description of the format alone.
 // Results near a rounding boundary may differ by one step; everything else is equal.
@@ -179,7 +180,7 @@ TEST(QuantizeOracleTest, AgreesOnRandomDataOfManyShapes) {
 
 TEST(QuantizeOracleTest, AgreesOnRealKv) {
   for (const char* name : {"/smollm2-135m", "/qwen2.5-coder-0.5b"}) {
-    auto fixture = Fixture::Load(std::string(KVTIER_TEST_DATA) + name);
+    auto fixture = Fixture::Load(TestDataFolder() + name);
     ASSERT_TRUE(fixture.ok()) << fixture.status().ToString();
     const std::vector<std::byte> block = fixture->RawBlock(128, 128);
     BlockShape shape = fixture->Shape(128, 0, 32);

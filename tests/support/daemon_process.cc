@@ -18,6 +18,7 @@
 #include <sstream>
 
 #include "tests/support/eventually.h"
+#include "tests/support/paths.h"
 #include "tiers/base/unique_fd.h"
 
 extern char** environ;
@@ -94,7 +95,7 @@ DaemonProcess::~DaemonProcess() {
 
 Status DaemonProcess::Launch() {
   KVTIER_CHECK(!running());
-  const std::string program = std::string(KVTIER_BIN_DIR) + "/kvtierd";
+  const std::string program = ProgramFolder() + "/kvtierd";
   const std::string config = folder_.File("kvtier.toml"), log = folder_.File("log");
   const char* const arguments[] = {program.c_str(), "--config", config.c_str(), nullptr};
   posix_spawn_file_actions_t actions;
@@ -201,7 +202,7 @@ Result<double> DaemonProcess::Metric(const std::string& sample) const {
 }
 
 ProgramResult RunProgram(const std::string& name, const std::string& arguments) {
-  const std::string command = std::string(KVTIER_BIN_DIR) + "/" + name + " " + arguments + " 2>&1";
+  const std::string command = ProgramFolder() + "/" + name + " " + arguments + " 2>&1";
   ProgramResult result;
   FILE* pipe = ::popen(command.c_str(), "re");
   KVTIER_CHECK(pipe != nullptr);

@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "tests/support/paths.h"
 #include "tests/tiers/cold_fixture.h"
 #include "tiers/base/unique_fd.h"
 
@@ -31,7 +32,7 @@ class ColdCrashTest : public ColdStoreTest {
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, write_end.get(), STDOUT_FILENO);
-    const std::string program = std::string(KVTIER_BIN_DIR) + "/kvtier_cold_crash_helper";
+    const std::string program = ProgramFolder() + "/kvtier_cold_crash_helper";
     const std::string n_text = std::to_string(n), seed_text = std::to_string(first_seed);
     std::string arguments[] = {program, folder_.path(), point, n_text, seed_text};
     std::vector<char*> argv;

@@ -8,6 +8,7 @@
 
 #include "tests/support/blocks.h"
 #include "tests/support/fixture.h"
+#include "tests/support/paths.h"
 #include "tiers/base/mapping.h"
 #include "tiers/base/memfd.h"
 #include "tiers/image.h"
@@ -223,7 +224,7 @@ TEST(RequantizeImage, EveryPathToInt2GivesTheSameBytes) {
 
 TEST(RequantizeImage, EveryPathToInt2GivesTheSameBytesOnRealKv) {
   for (const char* name : {"/smollm2-135m", "/qwen2.5-coder-0.5b"}) {
-    const auto fixture = Fixture::Load(std::string(KVTIER_TEST_DATA) + name);
+    const auto fixture = Fixture::Load(TestDataFolder() + name);
     ASSERT_TRUE(fixture.ok()) << fixture.status().ToString();
     for (uint32_t block = 0; block < 2; ++block) {
       BlockIdentity identity = MakeIdentity(9, fixture->Shape(128, block == 0 ? 1 : 0, 32));
