@@ -10,12 +10,10 @@ AsyncCalls::~AsyncCalls() {
     closing_ = true;
     for (AsyncCall* call : under_way_) call->context.TryCancel();
   }
+  started_.notify_one();
   queue_.Shutdown();
-  if (thread_.joinable()) {
-    thread_.join();
-    return;
-  }
-  // A queue must be drained, and nobody else does.
+  if (thread_.joinable()) thread_.join();
+  // A queue must be drained; what was under way is through by now.
   void* tag = nullptr;
   bool ok = false;
   while (queue_.Next(&tag, &ok)) {
@@ -35,13 +33,21 @@ Status AsyncCalls::Start(std::unique_ptr<AsyncCall> call) {
   AsyncCall* started = call.release();
   under_way_.insert(started);
   started->Start(queue_);
+  started_.notify_one();
   return Status::Ok();
 }
 
+bool AsyncCalls::WaitForWork() {
+  std::unique_lock lock(mutex_);
+  started_.wait(lock, [this] { return closing_ || !under_way_.empty(); });
+  return !under_way_.empty();
+}
+
 void AsyncCalls::Run() {
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue_.Next(&tag, &ok)) {
+  while (WaitForWork()) {
+    void* tag = nullptr;
+    bool ok = false;
+    if (!queue_.Next(&tag, &ok)) return;
     const std::unique_ptr<AsyncCall> call(static_cast<AsyncCall*>(tag));
     {
       std::lock_guard lock(mutex_);

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -39,11 +40,14 @@ class AsyncCalls {
   Status Start(std::unique_ptr<AsyncCall> call);
 
  private:
+  /// False when it is time to end.
+  bool WaitForWork();
   void Run();
 
   grpc::CompletionQueue queue_;
   std::mutex mutex_;
   std::unordered_set<AsyncCall*> under_way_;
+  std::condition_variable started_;
   bool closing_ = false;
   std::thread thread_;  ///< from the first call on
 };
