@@ -1,6 +1,8 @@
 #include "tests/e2e/e2e.h"
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "kernels/numerics.h"
@@ -124,6 +126,20 @@ kvtier_stats Engine::Stats() const {
 
 ProgramResult Ctl(const DaemonProcess& daemon, const std::string& arguments) {
   return RunProgram("kvtierctl", "--socket " + daemon.socket() + " " + arguments);
+}
+
+std::vector<std::string> KvtierResources(pid_t pid) {
+  std::vector<std::string> names;
+  std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:kvtier") != std::string::npos) names.push_back(line.substr(line.find(' ')));
+  }
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    std::error_code ignored;
+    const std::string target = std::filesystem::read_symlink(entry.path(), ignored);
+    if (target.find("memfd:kvtier") != std::string::npos) names.push_back(target);
+  }
+  return names;
 }
 
 }  // namespace kvtier::e2e

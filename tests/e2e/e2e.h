@@ -74,6 +74,9 @@ struct Engine {
 /// kvtierctl against a daemon.
 ProgramResult Ctl(const DaemonProcess& daemon, const std::string& arguments);
 
+/// Lines of /proc: kvtier's memory files that a process has mapped or holds open.
+std::vector<std::string> KvtierResources(pid_t pid);
+
 /// One daemon for each test.
 class E2eTest : public testing::Test {
  protected:

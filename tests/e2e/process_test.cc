@@ -1,5 +1,4 @@
 // What a client is to the process that it lives in, and to others: fork, exhaustion, other users.
-#include <dirent.h>
 #include <grp.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -7,7 +6,6 @@
 #include <unistd.h>
 #include <algorithm>
 
-#include <filesystem>
 #include <fstream>
 #include <functional>
 
@@ -31,21 +29,6 @@ int InChild(uid_t uid, const std::function<int()>& body) {
 class Processes : public E2eTest {};
 
 // Tests whose children open handles come first: the parent has opened none by then.
-
-/// Names of what a process has mapped or holds open, kvtier's only.
-std::vector<std::string> KvtierResources(pid_t pid) {
-  std::vector<std::string> names;
-  std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:kvtier") != std::string::npos) names.push_back(line.substr(line.find(' ')));
-  }
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
-    std::error_code ignored;
-    const std::string target = std::filesystem::read_symlink(entry.path(), ignored);
-    if (target.find("memfd:kvtier") != std::string::npos) names.push_back(target);
-  }
-  return names;
-}
 
 TEST_F(Processes, S70_TwoUsersShareNoMemoryAndNoHit) {
   if (::geteuid() != 0) GTEST_FAIL() << "this test starts processes of two users and must run as root";
