@@ -136,7 +136,8 @@ void Ladder::PrintTable(const std::vector<std::string>& tier_names) const {
               "us/block");
   for (const auto& [id, rung] : rungs_) {
     const double bits = rung.image_bits / rung.values;
-    const auto rms = [&](double sum) { return std::sqrt(sum / (double{RealKv::kLayers} * rung.blocks)); };
+    const double samples = double{RealKv::kLayers} * rung.blocks;
+    const auto rms = [samples](double sum) { return std::sqrt(sum / samples); };
     char attention[16] = "-";
     if (rung.attention_error) std::snprintf(attention, sizeof attention, "%.4f", *rung.attention_error);
     std::printf("%-20s %-5s %-9s %6u %6.2f %5.2fx  %8.4f %8.4f  %8.4f %8.4f  %9s %8.0f\n", id.model.c_str(),
