@@ -25,8 +25,6 @@ namespace {
 
 /// A thread that shows no life for so long has stalled; one device operation may take kColdIoTimeout.
 constexpr Duration kStalledAfter = std::chrono::seconds(10);
-/// How long the engine looks for the next command before it sleeps: most of a client's turnaround.
-constexpr Duration kEngineSpin = std::chrono::microseconds(50);
 constexpr uint32_t kMaxDefaultWorkers = 4;
 
 uint32_t WorkerCount(uint32_t configured) {
@@ -249,8 +247,8 @@ class DaemonImpl final : public Daemon {
                                       std::move(stores), cold_jobs_, completions_, metrics_);
       KVTIER_TRY(committer_->Start());
     }
-    engine_thread_ = std::make_unique<EngineThread>(EngineThreadOptions{.spin = kEngineSpin}, *engine_,
-                                                    commands_, clock_, metrics_);
+    engine_thread_ =
+        std::make_unique<EngineThread>(EngineThreadOptions{}, *engine_, commands_, clock_, metrics_);
     KVTIER_TRY(workers_->Start());
     KVTIER_TRY(engine_thread_->Start());
     return Status::Ok();
@@ -264,9 +262,11 @@ class DaemonImpl final : public Daemon {
     options.tiers = static_cast<uint32_t>(tiers_.size());
     options.version = version_;
     KVTIER_ASSIGN(grpc_,
-                  GrpcServer::Make(
-                      std::move(options),
-                      {.commands = commands_, .registry = registry_, .metrics = metrics_, .clock = clock_}));
+                  GrpcServer::Make(std::move(options), {.commands = commands_,
+                                                        .on_queued = [this] { engine_thread_->StepHere(); },
+                                                        .registry = registry_,
+                                                        .metrics = metrics_,
+                                                        .clock = clock_}));
     // Last: a session's welcome is the invitation to call.
     sessions_->Start();
     ready_.store(true);

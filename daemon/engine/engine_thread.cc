@@ -40,12 +40,33 @@ void EngineThread::Stop() {
 
 void EngineThread::Run() {
   while (true) {
-    const TimePoint now = clock_.Now();
-    const TimePoint due = StepSafely(now);
-    last_step_.store(now, std::memory_order_relaxed);
-    if (stopping_.load() && MayStop(now)) return;
+    TimePoint now, due;
+    {
+      std::lock_guard lock(step_mutex_);
+      now = clock_.Now();
+      due = StepOwned(now);
+      if (stopping_.load() && MayStop(now)) return;
+      sleeps_until_ = std::min(due, now + kMaxSleep);
+    }
     if (due > now) Wait(now, due);
   }
+}
+
+void EngineThread::StepHere() {
+  // A reply can lead gRPC back here, on a thread that is stepping.
+  if (stepping_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return commands_.Wake();
+  std::unique_lock lock(step_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return commands_.Wake();
+  if (StepOwned(clock_.Now()) < sleeps_until_) commands_.Wake();
+}
+
+TimePoint EngineThread::StepOwned(TimePoint now) {
+  stepping_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  TimePoint due = StepSafely(now);
+  if (due <= now) due = StepSafely(now);
+  stepping_.store(std::thread::id{}, std::memory_order_relaxed);
+  last_step_.store(now, std::memory_order_relaxed);
+  return due;
 }
 
 TimePoint EngineThread::StepSafely(TimePoint now) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "daemon/engine/engine.h"
@@ -29,6 +30,11 @@ class EngineThread {
   /// Answers what is queued and waits for what is owed, at most kStopGrace, then joins. Idempotent.
   void Stop();
 
+  /// After a quiet push: steps the engine on the calling thread unless somebody is stepping it, which saves
+  /// the switch to the engine thread and back; else leaves the command to the engine
+  /// thread. Ownership of the engine goes with step_mutex_. Any thread; never waits.
+  void StepHere();
+
   /// Older than a few seconds means that a step hangs.
   TimePoint LastStep() const { return last_step_.load(std::memory_order_relaxed); }
 
@@ -36,6 +42,8 @@ class EngineThread {
 
  private:
   void Run();
+  /// One step, and a second one when the first left something: a command of kKeysPerStep keys takes two.
+  TimePoint StepOwned(TimePoint now);
   TimePoint StepSafely(TimePoint now);
   bool MayStop(TimePoint now);
   void Wait(TimePoint now, TimePoint due);
@@ -46,6 +54,9 @@ class EngineThread {
   const Clock& clock_;
   Metrics& metrics_;
   std::thread thread_;
+  std::mutex step_mutex_;                    ///< held by whoever owns the engine, for a step
+  std::atomic<std::thread::id> stepping_{};  ///< that thread
+  TimePoint sleeps_until_{};                 ///< of the engine thread; guarded by step_mutex_
   std::atomic<TimePoint> last_step_{TimePoint{}};
   std::atomic<bool> stopping_{false};
   TimePoint stop_by_{};

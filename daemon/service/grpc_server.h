@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -27,6 +28,8 @@ class GrpcServer {
  public:
   struct Deps {
     BoundedQueue<Command>& commands;
+    /// Called after each command was queued, quietly: lets the engine see to it.
+    std::function<void()> on_queued;
     SessionRegistry& registry;
     Metrics& metrics;
     const Clock& clock;

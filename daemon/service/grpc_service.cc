@@ -25,7 +25,8 @@ Status GrpcService::Allow(const ClientSession* session, Need need) {
 
 void GrpcService::Submit(Reactor* reactor, TimePoint deadline, CommandBody body) {
   Command command{.deadline = deadline, .body = std::move(body)};
-  if (deps_.commands.TryPush(std::move(command))) return;  // the engine finishes the reactor
+  if (deps_.commands.TryPushQuietly(std::move(command)))
+    return deps_.on_queued();  // the engine finishes the reactor
   if (deps_.commands.closed()) {
     reactor->Finish(ToGrpc(Status(Code::kUnavailable, "the daemon stops")));
     return;

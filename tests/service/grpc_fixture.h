@@ -16,8 +16,11 @@ class GrpcFixture : public SessionFixture {
     grpc_options_.socket_path = folder_.File("s");
     grpc_options_.tiers = 3;
     grpc_options_.version = "1.2.3";
-    auto server = GrpcServer::Make(
-        grpc_options_, {.commands = commands_, .registry = registry_, .metrics = metrics_, .clock = clock_});
+    auto server = GrpcServer::Make(grpc_options_, {.commands = commands_,
+                                                   .on_queued = [this] { commands_.Wake(); },
+                                                   .registry = registry_,
+                                                   .metrics = metrics_,
+                                                   .clock = clock_});
     ASSERT_TRUE(server.ok()) << server.status().ToString();
     grpc_ = std::move(server).value();
     session_.emplace(Open());

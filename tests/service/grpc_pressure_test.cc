@@ -106,8 +106,11 @@ TEST_F(BlockedServiceTest, AFullQueueAnswersResourceExhaustedAndIsCounted) {
 
 TEST_F(GrpcFixture, ASecondDaemonOnTheSameSocketIsRefused) {
   StartAll();
-  const auto second = GrpcServer::Make(
-      grpc_options_, {.commands = commands_, .registry = registry_, .metrics = metrics_, .clock = clock_});
+  const auto second = GrpcServer::Make(grpc_options_, {.commands = commands_,
+                                                       .on_queued = [this] { commands_.Wake(); },
+                                                       .registry = registry_,
+                                                       .metrics = metrics_,
+                                                       .clock = clock_});
   EXPECT_EQ(second.status().message(), "another process answers on " + grpc_options_.socket_path);
   RegisterSmall();  // the first still serves
 }

@@ -33,6 +33,14 @@ class BoundedQueue {
     return true;
   }
 
+  /// TryPush for a producer that sees to the element itself: wakes nobody.
+  [[nodiscard]] bool TryPushQuietly(T&& value) {
+    std::lock_guard lock(mutex_);
+    if (closed_ || items_.size() >= capacity_) return false;
+    items_.push_back(std::move(value));
+    return true;
+  }
+
   std::optional<T> TryPop() {
     std::lock_guard lock(mutex_);
     return PopLocked();
