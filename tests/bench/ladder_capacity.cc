@@ -137,7 +137,7 @@ Status RunFlood(const Flood& flood, const Options& options, std::span<std::byte>
                 Daemon::Start(options, {.hot_bytes = 896 * kMiB / scale,
                                         .warm_bytes = 128 * kMiB / scale,
                                         .cold_bytes = flood.with_cold ? 4096 * kMiB / scale : 0}));
-  KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), 0));
+  KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), kTimeoutMs));
   KVTIER_ASSIGN(kvtier_model* const model, RegisterShape(connection.get(), flood.shape, "bench-flood"));
   FloodRun run(flood, connection.get(), model, noise);
   Ledger ledger;

@@ -122,7 +122,7 @@ Status MeasureSingleBlocks(kvtier_client* handle, const Options& options, uint32
 
 Status MeasureCopies(const Options& options, Report& report) {
   KVTIER_ASSIGN(const auto daemon, Daemon::Start(options, {.hot_bytes = kHotBytes}));
-  KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), 0));
+  KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), kTimeoutMs));
   uint32_t sequence = 0;
   KVTIER_TRY(MeasureThroughput(connection.get(), options, &sequence, report));
   return MeasureSingleBlocks(connection.get(), options, &sequence, report);

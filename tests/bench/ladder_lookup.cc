@@ -40,7 +40,7 @@ Status TimeCalls(Samples& samples_us, const Call& call) {
 Status MeasureLookup(const Options& options, Report& report) {
   report.Progress("lookup of 512 keys");
   KVTIER_ASSIGN(const auto daemon, Daemon::Start(options, {.hot_bytes = uint64_t{256} << 20}));
-  KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), 0));
+  KVTIER_ASSIGN(const Connection connection, Connect(daemon->socket(), kSetupTimeoutMs));
   KVTIER_ASSIGN(kvtier_model* const model, RegisterShape(connection.get(), kShape4KiB, "bench-lookup"));
   KVTIER_ASSIGN(const auto refs, SequenceKeys(model, kShape4KiB, 1, kKeys));
   KVTIER_TRY(PutSmallBlocks(connection.get(), model, refs));
