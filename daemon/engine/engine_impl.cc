@@ -92,12 +92,13 @@ void EngineImpl::TakeCompletions() {
 }
 
 void EngineImpl::TakeCommands() {
+  uint32_t commands = kKeysPerStep;
   while (budget_ > 0) {
     if (!current_) {
+      if (commands-- == 0) return;
       current_ = deps_.commands.TryPop();
       if (!current_) return;
       cursor_ = 0;
-      --budget_;
       const bool late = current_->deadline <= now_;
       if (late) {
         metrics_.commands_late.Add();

@@ -147,6 +147,7 @@ class EngineImpl final : public Engine {
   /// 0 when there is no room for more transfers. Never calls back before it returns.
   TransferId StartTransfer(TransferRequest request);
   void JoinTransfer(TransferId id, const Waiter& waiter, TimePoint deadline);
+  void CountInFlight(const Transfer& transfer, int32_t by);
   void SeekSpace(Transfer& transfer);
   void OrderMove(Transfer& transfer);
   void OnMoveDone(TransferId id, Completion completion);

@@ -150,13 +150,15 @@ void EngineImpl::CheckQueues() const {
   for (const Tier& tier : ladder_.tiers()) {
     check(tier.waiting, tier.id);
     std::map<SlotClass, uint32_t> frees;
-    uint32_t demotions = 0;
+    uint32_t demotions = 0, moves = 0;
     for (const auto& [id, transfer] : transfers_) {
+      if (transfer.stage != Transfer::Stage::kSeeking)
+        moves += (transfer.to == tier.id) + (transfer.from == tier.id);
       if (transfer.purpose != Purpose::kDemote || transfer.from != tier.id) continue;
       ++demotions;
       ++frees[transfer.source_class];
     }
-    KVTIER_CHECK(demotions == tier.demotions_in_flight);
+    KVTIER_CHECK(demotions == tier.demotions_in_flight && moves == tier.moves_in_flight);
     for (const auto& [slot_class, queue] : tier.classes) {
       check(queue.waiting, tier.id);
       KVTIER_CHECK(queue.frees_coming == frees[slot_class]);

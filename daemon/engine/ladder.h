@@ -33,6 +33,8 @@ struct Tier {
   TierOptions options;
   TierMetrics* metrics = nullptr;
   std::array<uint64_t, kPrecisions> blocks{};
+  uint32_t moves_in_flight =
+      0;  ///< to or from here, with a worker or the committer: copies that cannot leave yet
   uint32_t demotions_in_flight = 0;
   uint64_t leaving_bytes = 0;  ///< of those demotions
   TimePoint demote_after{};    ///< background demotions pause after one that failed

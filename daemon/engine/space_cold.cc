@@ -21,6 +21,7 @@ void EngineImpl::PumpCold(Tier& tier) {
       continue;
     }
     if (tier.recycles_in_flight > 0 || RecycleSegment(tier)) return;
+    if (tier.moves_in_flight > 0) return;  // what is being written or read now can leave as soon as that ends
     return FailWaiting(tier.waiting);
   }
   const bool wants_spare = tier.segments->capacity_bytes() / tier.options.segment_bytes >= kSegmentsForASpare;

@@ -51,7 +51,8 @@ void EngineImpl::PumpClass(Tier& tier, const SlotClass& slot_class, SlotQueue& q
     const Room room = MakeRoom(tier, slot_class, queue);
     if (room == Room::kFreed || room == Room::kComing) continue;
     if (room == Room::kBusy || Reclaim(tier, slot_class)) return;
-    if (queue.frees_coming + queue.slots_coming > 0) return;
+    // What is being written or read now can leave as soon as that ends.
+    if (queue.frees_coming + queue.slots_coming + tier.moves_in_flight > 0) return;
     return FailWaiting(queue.waiting);
   }
 }

@@ -114,6 +114,11 @@ void EngineImpl::JoinTransfer(TransferId id, const Waiter& waiter, TimePoint dea
   timers_.Add({transfer.deadline, TimerKind::kTransfer, id.value});
 }
 
+void EngineImpl::CountInFlight(const Transfer& transfer, int32_t by) {
+  ladder_.at(transfer.to).moves_in_flight += static_cast<uint32_t>(by);
+  if (transfer.from) ladder_.at(*transfer.from).moves_in_flight += static_cast<uint32_t>(by);
+}
+
 void EngineImpl::SeekSpace(Transfer& transfer) {
   ++changes_;
   transfer.stage = Transfer::Stage::kSeeking;
@@ -134,6 +139,7 @@ void EngineImpl::SeekSpace(Transfer& transfer) {
 void EngineImpl::OrderMove(Transfer& transfer) {
   ++changes_;
   transfer.stage = Transfer::Stage::kMoving;
+  CountInFlight(transfer, 1);
   const Entry& entry = table_.at(transfer.entry);
   Tier& to = ladder_.at(transfer.to);
   if (to.host()) OrderArenaAhead(to, {entry.tenant, entry.copies[transfer.to.value].place.bytes});
@@ -157,6 +163,8 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
   if (status.code() == Code::kOutOfRange && completion.outcome.needed_bytes > transfer.image_bytes &&
       !transfer.regrown) {
     transfer.regrown = true;
+    CountInFlight(transfer, -1);
+    transfer.stage = Transfer::Stage::kSeeking;
     transfer.image_bytes = completion.outcome.needed_bytes;
     ladder_.ReturnPlace(transfer.entry, transfer.to);
     const Tier& to = ladder_.at(transfer.to);
@@ -239,6 +247,7 @@ void EngineImpl::FinishTransfer(TransferId id, Status status) {
   KVTIER_CHECK(!node.empty());
   const Transfer& transfer = node.mapped();
   timers_.Cancel({transfer.deadline, TimerKind::kTransfer, id.value});
+  if (transfer.stage != Transfer::Stage::kSeeking) CountInFlight(transfer, -1);
   if (status.ok() && !table_.at(transfer.entry).in_table)
     status = Status(Code::kAborted, "the block was removed");
   if (status.ok()) {

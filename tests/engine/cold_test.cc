@@ -1,0 +1,177 @@
+#include "tests/engine/ladder_fixture.h"
+
+namespace kvtier {
+namespace {
+
+constexpr TierId kCold{2};
+
+EngineHarness::Options ThreeTiers(uint64_t cold_bytes = kMiB) {
+  return {.tiers = {HostTier("hot", 64 * kKiB, CodecId::kRaw16), HostTier("warm", 64 * kKiB, CodecId::kKv4p),
+                    ColdTier("cold", cold_bytes, 64 * kKiB, CodecId::kKv2p)},
+          .limits = {.lease_share = 1.0}};
+}
+
+std::optional<Status> IfCommit(const ColdJob& job, Code code) {
+  if (!std::holds_alternative<CommitJob>(job.work)) return std::nullopt;
+  return Status(code, "injected");
+}
+
+class ColdTest : public testing::Test, protected LadderFixture {
+ protected:
+  ColdTest() : LadderFixture(ThreeTiers()) {}
+  ~ColdTest() override { harness.engine().CheckInvariants(); }
+};
+
+TEST_F(ColdTest, ADurablePutIsFoundAfterARestart) {
+  EXPECT_EQ(PutCodes(1, 4, Durability::kDurable), std::vector<Code>(4, Code::kOk));
+  const Result<PutReply> synced = WaitLast();
+  ASSERT_TRUE(synced.ok());
+  for (const PutOutcome& outcome : synced->blocks) EXPECT_EQ(outcome.code, Code::kOk);
+  PutCodes(50, 2);  // not durable
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(1, 4), 4u);
+  EXPECT_EQ(Hits(50, 1), 0u);
+  const AcquireReply reply = *Acquire(1, 1, 4);
+  ASSERT_EQ(reply.run.size(), 4u);
+  for (uint64_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(OwnerAt(reply.run[i].place), i + 1);
+    EXPECT_EQ(reply.run[i].precision, Precision::kInt4);  // durable is INT4 whatever the tier makes of others
+    EXPECT_EQ(reply.run[i].served_from, kCold);
+  }
+}
+
+TEST_F(ColdTest, RecoveredTailsHangOnTheirParents) {
+  PutCodes(1, 1, Durability::kDurable);
+  PutBlock tail = harness.ChainBlock(spec, 2);
+  tail.tokens = 10;
+  tail.source = OwnedSource(spec, 10, 77);
+  Put put;
+  put.session = session;
+  put.model = model;
+  put.ticket = TicketId{harness.next_ticket++};
+  put.durability = Durability::kDurable;
+  put.blocks.push_back(std::move(tail));
+  ASSERT_TRUE(harness.Call<PutReply>(std::move(put)).ok());
+  ASSERT_TRUE(WaitLast().ok());
+  harness.Restart();
+  Begin();
+  const LookupReply reply = *harness.LookupKeys(session, model, {MakeKey(1)});
+  ASSERT_EQ(reply.tails.size(), 1u);
+  EXPECT_EQ(reply.tails[0].key, MakeKey(2));
+}
+
+TEST_F(ColdTest, S01_ABlockWhoseCommitFailsIsNeverReadableFromTheColdTier) {
+  harness.fake().cold_fault = [](const ColdJob& job) { return IfCommit(job, Code::kUnavailable); };
+  EXPECT_EQ(PutCodes(1, 2, Durability::kDurable), std::vector<Code>(2, Code::kOk));  // stored in memory
+  const Result<PutReply> synced = WaitLast();
+  for (const PutOutcome& outcome : synced->blocks) EXPECT_EQ(outcome.code, Code::kUnavailable);
+  EXPECT_EQ(TierNumbers()[2].used_bytes, 0u);
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(1, 1), 0u);
+}
+
+TEST_F(ColdTest, ADurablePutOfAPresentBlockIsMadeDurable) {
+  PutCodes(1, 2);
+  EXPECT_EQ(PutCodes(1, 2, Durability::kDurable), std::vector<Code>(2, Code::kAlreadyExists));
+  ASSERT_TRUE(WaitLast().ok());
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(1, 2), 2u);
+}
+
+TEST_F(ColdTest, ARemovedBlockIsNotFoundAfterARestart) {
+  PutCodes(1, 2, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  EXPECT_EQ(*harness.Call<uint64_t>(Remove{session, model, {MakeKey(1)}, {}}), 1u);
+  harness.Settle();
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(1, 1), 0u);
+  EXPECT_EQ(Hits(2, 1), 1u);
+}
+
+TEST_F(ColdTest, AFullColdTierRecyclesItsOldestSegmentsAndCountsWhatGoes) {
+  for (uint64_t i = 1; i <= 600; ++i) ASSERT_EQ(PutCodes(i, 1), std::vector<Code>{Code::kOk}) << i;
+  EXPECT_GT(harness.fake().recycles(), 1u);
+  EXPECT_GT(harness.metrics().tier[2].evicted_capacity.Get(), 0u);
+  EXPECT_EQ(Hits(1, 1), 0u);
+  EXPECT_EQ(Hits(600, 1), 1u);
+  uint64_t found = 0;
+  for (uint64_t i = 1; i <= 600; ++i) found += Hits(i, 1);
+  EXPECT_EQ(found + harness.metrics().tier[2].evicted_capacity.Get(), 600u);
+  EXPECT_GT(harness.metrics().evicted_then_requested.Get(), 0u);
+}
+
+TEST_F(ColdTest, ADeviceThatFailsIsLeftAloneAndTriedAgain) {
+  bool broken = true;
+  uint32_t tries = 0;
+  harness.fake().job_fault = [&](const Job& job) -> std::optional<Status> {
+    const auto* move = std::get_if<MoveJob>(&job.work);
+    if (move == nullptr || move->order.target.tier != kCold) return std::nullopt;
+    ++tries;
+    return broken ? std::optional(Status(Code::kUnavailable, "EIO")) : std::nullopt;
+  };
+  for (uint64_t i = 1; i <= 100; ++i) ASSERT_EQ(PutCodes(i, 1), std::vector<Code>{Code::kOk}) << i;
+  EXPECT_LE(tries, 8u);  // those under way when it broke, then none
+  EXPECT_EQ(harness.metrics().tier[2].circuit_open.Get(), 1);
+  EXPECT_FALSE(TierNumbers()[2].accepts_writes);
+  EXPECT_GT(harness.metrics().tier[1].evicted_capacity.Get(), 0u);  // what cannot go down is evicted
+  EXPECT_EQ(Hits(100, 1), 1u);
+
+  tries = 0;
+  harness.Advance(std::chrono::milliseconds(1100));
+  for (uint64_t i = 200; i <= 230; ++i) PutCodes(i, 1);
+  EXPECT_EQ(tries, 1u);  // one probe, which fails
+  broken = false;
+  harness.Advance(std::chrono::milliseconds(1100));
+  for (uint64_t i = 300; i <= 330; ++i) PutCodes(i, 1);
+  EXPECT_EQ(harness.metrics().tier[2].circuit_open.Get(), 0);
+  EXPECT_GT(TierNumbers()[2].used_bytes, 0u);
+}
+
+TEST_F(ColdTest, VerifyFindsAndQuarantinesACorruptBlock) {
+  for (uint64_t i = 1; i <= 40; ++i) PutCodes(i, 1);
+  harness.fake().job_fault = [](const Job& job) -> std::optional<Status> {
+    const auto* verify = std::get_if<VerifyJob>(&job.work);
+    if (verify == nullptr || verify->identity.key != MakeKey(2)) return std::nullopt;
+    return Status(Code::kDataLoss, "flipped bit");
+  };
+  const Result<VerifyReply> verified =
+      harness.Call<VerifyReply>(AdminVerify{kCold, {}}, std::chrono::seconds(5));
+  ASSERT_TRUE(verified.ok());
+  EXPECT_GT(verified->checked, 10u);
+  EXPECT_EQ(verified->corrupt, 1u);
+  EXPECT_EQ(Hits(2, 1), 0u);
+  EXPECT_EQ(harness.metrics().quarantined_blocks.Get(), 1u);
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(2, 1), 0u);
+}
+
+TEST_F(ColdTest, DrainBringsEverythingToTheColdTierAndTakesNoMorePuts) {
+  PutCodes(1, 6);
+  EXPECT_EQ(*harness.Call<uint64_t>(AdminDrain{}, std::chrono::seconds(5)), 6u);
+  EXPECT_EQ(PutCodes(50, 1), std::vector<Code>{Code::kUnavailable});
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(1, 6), 6u);
+}
+
+TEST_F(ColdTest, WithoutAHostSlotAPutGoesToTheColdTierAtOnce) {
+  uint64_t next = 1;
+  // Lease every slot of both host tiers.
+  for (; next < 60; ++next) {
+    const PutReply reply = *harness.PutChain(session, model, spec, next, 1);
+    ASSERT_EQ(reply.blocks[0].code, Code::kOk);
+    if (reply.blocks[0].tier == kCold) break;
+    ASSERT_EQ(Acquire(next, next, 1)->run.size(), 1u);
+  }
+  EXPECT_LT(next, 60u);
+  EXPECT_EQ(Hits(next, 1), 1u);
+  EXPECT_EQ(Acquire(next, next, 1)->stopped_by, Code::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace kvtier

@@ -1,0 +1,193 @@
+#include "daemon/engine/engine_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <future>
+#include <random>
+
+#include "tests/support/engine_harness.h"
+#include "tiers/arena_store.h"
+#include "tiers/image.h"
+#include "tiers/transfer_worker.h"
+
+namespace kvtier {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(30);
+
+class Silent final : public EngineEvents {
+ public:
+  void OnArenaPublished(const ArenaSpec&) override {}
+  void OnSessionArena(SessionId, const ArenaSpec&) override {}
+  void OnArenaRetired(ArenaId, TenantId) override {}
+};
+
+/// Engine, thread, workers and real memory, as in the daemon.
+class EngineThreadTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    TierOptions hot = HostTier("hot", uint64_t{1} << 20, CodecId::kRaw16);
+    hot.medium = &arenas_;
+    TierOptions warm = HostTier("warm", uint64_t{1} << 20, CodecId::kKv4p);
+    warm.medium = &arenas_;
+    auto engine = Engine::Make({.tiers = {hot, warm}, .limits = {}},
+                               {.commands = commands_,
+                                .completions = completions_,
+                                .jobs = jobs_,
+                                .cold_jobs = cold_jobs_,
+                                .events = events_,
+                                .metrics = metrics_},
+                               {});
+    ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+    engine_ = std::move(engine).value();
+    auto workers = TransferWorkers::Make(
+        {.count = 2, .io = BlockIoKind::kSync, .on_completion = [this] { commands_.Wake(); }}, jobs_,
+        completions_, arenas_, metrics_);
+    ASSERT_TRUE(workers.ok());
+    workers_ = std::move(workers).value();
+    ASSERT_TRUE(workers_->Start().ok());
+    thread_ = std::make_unique<EngineThread>(EngineThreadOptions{}, *engine_, commands_, clock_, metrics_);
+    ASSERT_TRUE(thread_->Start().ok());
+  }
+  void TearDown() override {
+    thread_->Stop();
+    workers_->Stop();
+  }
+
+  template <typename T, typename Body>
+  Result<T> Call(Body body) {
+    auto answer = std::make_shared<std::promise<Result<T>>>();
+    std::future<Result<T>> future = answer->get_future();
+    body.reply = [answer](Result<T> result) { answer->set_value(std::move(result)); };
+    KVTIER_CHECK(commands_.TryPush({.deadline = clock_.Now() + kPatience, .body = std::move(body)}));
+    KVTIER_CHECK(future.wait_for(2 * kPatience) == std::future_status::ready);
+    return future.get();
+  }
+
+  SteadyClock clock_;
+  Metrics metrics_;
+  ArenaStore arenas_;
+  Silent events_;
+  BoundedQueue<Command> commands_{4096};
+  BoundedQueue<Completion> completions_{1024};
+  BoundedQueue<Job> jobs_{1024};
+  BoundedQueue<ColdJob> cold_jobs_{1024};
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<TransferWorkers> workers_;
+  std::unique_ptr<EngineThread> thread_;
+  ModelSpec spec_ = TinyModel();
+};
+
+TEST_F(EngineThreadTest, RawBytesComeBackAsTheyWerePutWhileBlocksGoDown) {
+  const SessionId session{1};
+  ASSERT_TRUE(Call<OpenedSession>(OpenSession{session, "uid:1", {}}).ok());
+  const ModelId model = Call<RegisteredModel>(RegisterModel{session, spec_, {}})->model;
+  const auto raw_of = [this](uint64_t number) {
+    std::vector<std::byte> raw(RawBlockBytes(ShapeOf(spec_, 64, 64)));
+    std::mt19937 rng(static_cast<uint32_t>(number));
+    for (size_t i = 0; i < raw.size(); i += 2) {
+      const uint16_t value = static_cast<uint16_t>(rng() & 0x3BFF);  // finite, positive, below one
+      std::memcpy(&raw[i], &value, 2);
+    }
+    return raw;
+  };
+  uint64_t exact = 0, lossy = 0;
+  for (uint64_t number = 1; number <= 300; ++number) {
+    auto raw = std::make_shared<std::vector<std::byte>>(raw_of(number));
+    Put put;
+    put.session = session;
+    put.model = model;
+    put.ticket = TicketId{number};
+    PutBlock& block = put.blocks.emplace_back();
+    block.key = MakeKey(number);
+    block.parent = MakeKey(number - 1);
+    block.first_position = number * 64;
+    block.tokens = 64;
+    block.source = {.keep = raw, .raw = *raw};
+    const Result<PutReply> reply = Call<PutReply>(std::move(put));
+    ASSERT_TRUE(reply.ok());
+    ASSERT_EQ(reply->blocks[0].code, Code::kOk);
+
+    Acquire acquire;
+    acquire.session = session;
+    acquire.model = model;
+    acquire.lease = LeaseId{number};
+    const uint64_t wanted = number % 3 == 0 ? 1 + number / 2 : number;
+    acquire.keys = {MakeKey(wanted)};
+    const Result<AcquireReply> acquired = Call<AcquireReply>(std::move(acquire));
+    ASSERT_TRUE(acquired.ok());
+    for (const AcquiredBlock& got : acquired->run) {
+      AlignedBuffer bounce;
+      const std::unique_ptr<BlockIo> io = MakeBlockIo(BlockIoKind::kSync).value();
+      const auto bytes = arenas_.Read(got.place, *io, bounce);
+      ASSERT_TRUE(bytes.ok()) << bytes.status().ToString();
+      const auto image = ParseImage(bytes->first(got.image_bytes));
+      ASSERT_TRUE(image.ok()) << image.status().ToString();
+      ASSERT_TRUE(VerifyImage(*image).ok());
+      EXPECT_EQ(image->identity.key, MakeKey(wanted));
+      if (got.precision != Precision::kBits16) {
+        ++lossy;
+        continue;
+      }
+      ++exact;
+      const std::span<const std::byte> kept = image->Parts(0).part[0];
+      EXPECT_EQ(std::memcmp(kept.data(), raw_of(wanted).data(), raw_of(wanted).size()), 0);
+    }
+    Call<Done>(Release{session, LeaseId{number}, {}})
+        .status()
+        .IgnoreBecause("an acquire of nothing has no lease");
+  }
+  EXPECT_GT(exact, 150u);
+  EXPECT_GT(lossy, 0u);
+  EXPECT_EQ(metrics_.puts_stored.Get(), 300u);
+}
+
+/// Throws in its first steps.
+class Shaky final : public Engine {
+ public:
+  TimePoint Step(TimePoint) override {
+    if (steps.fetch_add(1) < 3) throw std::runtime_error("planted");
+    return kNoTime;
+  }
+  void CheckInvariants() const override {}
+  uint64_t Outstanding() const override { return 0; }
+  std::atomic<int> steps{0};
+};
+
+TEST(EngineThreadSupervision, S28_AnEscapedExceptionIsCountedAndTheLoopGoesOn) {
+  Shaky engine;
+  SteadyClock clock;
+  Metrics metrics;
+  BoundedQueue<Command> commands(16);
+  EngineThread thread({}, engine, commands, clock, metrics);
+  ASSERT_TRUE(thread.Start().ok());
+  const TimePoint give_up = clock.Now() + kPatience;
+  bool seen_red = false;
+  while (engine.steps.load() < 4 && clock.Now() < give_up) {
+    seen_red |= metrics.unhealthy_threads.Get() == 1;
+    commands.Wake();
+  }
+  thread.Stop();
+  EXPECT_EQ(metrics.worker_restarts.Get(), 3u);
+  EXPECT_TRUE(seen_red);
+  EXPECT_EQ(metrics.unhealthy_threads.Get(), 0);
+}
+
+TEST(EngineThreadSupervision, TheHeartbeatMovesWhileThereIsNothingToDo) {
+  Shaky engine;
+  engine.steps = 10;
+  SteadyClock clock;
+  Metrics metrics;
+  BoundedQueue<Command> commands(16);
+  EngineThread thread({.spin = std::chrono::microseconds(50)}, engine, commands, clock, metrics);
+  ASSERT_TRUE(thread.Start().ok());
+  const TimePoint first = thread.LastStep();
+  const TimePoint give_up = clock.Now() + kPatience;
+  while (thread.LastStep() == first && clock.Now() < give_up) commands.Wake();
+  EXPECT_GT(thread.LastStep(), first);
+  thread.Stop();
+}
+
+}  // namespace
+}  // namespace kvtier

@@ -1,0 +1,101 @@
+#include "tiers/segment_allocator.h"
+
+#include <gtest/gtest.h>
+
+namespace kvtier {
+namespace {
+
+constexpr uint64_t kKiB = 1024;
+constexpr uint64_t kSegment = 64 * kKiB;
+constexpr TierId kTier{2};
+
+bool Any(uint32_t) {
+  return true;
+}
+
+TEST(SegmentAllocator, AppendsRecordsBehindTheHeader) {
+  SegmentAllocator allocator(kTier, kSegment, 2);
+  const std::optional<Place> first = allocator.Append(8 * kKiB, 1);
+  const std::optional<Place> second = allocator.Append(4 * kKiB, 2);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->offset, kColdSegmentHeaderBytes);
+  EXPECT_EQ(second->offset, kColdSegmentHeaderBytes + 8 * kKiB);
+  EXPECT_EQ(first->epoch, 1u);
+  EXPECT_EQ(second->container, first->container);
+  EXPECT_EQ(allocator.live_bytes(), 12 * kKiB);
+}
+
+TEST(SegmentAllocator, OpensTheNextSegmentWhenARecordDoesNotFit) {
+  SegmentAllocator allocator(kTier, kSegment, 2);
+  const std::optional<Place> first = allocator.Append(40 * kKiB, 1);
+  const std::optional<Place> second = allocator.Append(40 * kKiB, 2);
+  ASSERT_TRUE(first && second);
+  EXPECT_NE(first->container, second->container);
+  EXPECT_GT(second->epoch, first->epoch);
+  EXPECT_FALSE(allocator.Append(40 * kKiB, 3).has_value());
+  EXPECT_FALSE(allocator.CouldFit(kSegment));
+}
+
+TEST(SegmentAllocator, TheVictimHasTheLeastLiveBytesAndIsTheOldestOfEquals) {
+  SegmentAllocator allocator(kTier, kSegment, 4);
+  std::vector<Place> places;
+  for (uint32_t i = 0; i < 8; ++i) places.push_back(*allocator.Append(28 * kKiB, i));
+  EXPECT_FALSE(allocator.Append(60 * kKiB, 8).has_value());  // seals the last one too
+  EXPECT_EQ(allocator.Victim(Any), places[0].container);
+  allocator.Release(places[5]);
+  EXPECT_EQ(allocator.Victim(Any), places[5].container);
+  const uint32_t not_this = places[5].container;
+  EXPECT_EQ(allocator.Victim([not_this](uint32_t segment) { return segment != not_this; }),
+            places[0].container);
+}
+
+TEST(SegmentAllocator, ARecycledSegmentIsUsedAgainUnderItsNewSequence) {
+  SegmentAllocator allocator(kTier, kSegment, 1);
+  const std::optional<Place> place = allocator.Append(40 * kKiB, 1);
+  EXPECT_FALSE(allocator.Append(40 * kKiB, 2).has_value());
+  allocator.Release(*place);
+  const uint64_t sequence = allocator.BeginRecycle(place->container);
+  EXPECT_GT(sequence, place->epoch);
+  EXPECT_TRUE(allocator.Records(place->container).empty());
+  EXPECT_FALSE(allocator.Append(40 * kKiB, 2).has_value());
+  allocator.Recycled(place->container);
+  const std::optional<Place> again = allocator.Append(40 * kKiB, 2);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->epoch, sequence);
+  allocator.CheckInvariants();
+}
+
+TEST(SegmentAllocator, AFailedRecycleLeavesAVictim) {
+  SegmentAllocator allocator(kTier, kSegment, 1);
+  const std::optional<Place> place = allocator.Append(40 * kKiB, 1);
+  EXPECT_FALSE(allocator.Append(40 * kKiB, 2).has_value());
+  allocator.Release(*place);
+  allocator.BeginRecycle(place->container);
+  allocator.RecycleFailed(place->container);
+  EXPECT_EQ(allocator.Victim(Any), place->container);
+  allocator.CheckInvariants();
+}
+
+TEST(SegmentAllocator, GoesOnBehindWhatWasRecovered) {
+  SegmentAllocator allocator(kTier, kSegment, 4);
+  allocator.Recover({.number = 0, .sequence = 5, .used_bytes = kSegment});
+  allocator.Recover({.number = 1, .sequence = 7, .used_bytes = 16 * kKiB});
+  allocator.Recover({.number = 2, .sequence = 0, .used_bytes = kSegment});  // damaged
+  allocator.Recover({.number = 9, .sequence = 3, .used_bytes = kSegment});  // above the limit
+  const Place known{.tier = kTier, .container = 1, .offset = 4 * kKiB, .bytes = 8 * kKiB, .epoch = 7};
+  EXPECT_TRUE(allocator.Knows(known));
+  Place unknown = known;
+  unknown.epoch = 6;
+  EXPECT_FALSE(allocator.Knows(unknown));
+  allocator.RecoverRecord(known, 1);
+  const std::optional<Place> next = allocator.Append(8 * kKiB, 2);
+  EXPECT_EQ(next->container, 1u);
+  EXPECT_EQ(next->offset, 16 * kKiB);
+  EXPECT_EQ(next->epoch, 7u);
+  EXPECT_EQ(allocator.Victim(Any), 2u);  // nothing lives in the damaged one
+  while (const std::optional<Place> place = allocator.Append(40 * kKiB, 3)) EXPECT_GE(place->epoch, 7u);
+  allocator.CheckInvariants();
+}
+
+}  // namespace
+}  // namespace kvtier
