@@ -31,7 +31,10 @@ using ArenaId = Id<struct ArenaTag, uint32_t>;  ///< never reused within one boo
 template <typename Tag>
 struct Digest256 {
   std::array<std::byte, 32> bytes{};
-  friend bool operator==(const Digest256&, const Digest256&) = default;
+  /// By words: the defaulted comparison goes byte by byte, and a lookup compares hundreds.
+  friend bool operator==(const Digest256& a, const Digest256& b) {
+    return std::memcmp(a.bytes.data(), b.bytes.data(), 32) == 0;
+  }
   friend auto operator<=>(const Digest256& a, const Digest256& b) {
     return std::memcmp(a.bytes.data(), b.bytes.data(), 32) <=> 0;
   }
