@@ -16,12 +16,16 @@ uint64_t Mix(uint64_t a, uint64_t b) {
 
 }  // namespace
 
+BlockTable::SeededHash::SeededHash(uint64_t seed)
+    : secret{Mix(seed ^ 0x9E3779B97F4A7C15u, 0xD1B54A32D192ED03u),
+             Mix(seed ^ 0x8CB92BA72F3D8DD7u, 0x9E3779B97F4A7C15u)} {}
+
 size_t BlockTable::SeededHash::operator()(const Name& name) const {
   uint64_t word[4];
   std::memcpy(word, name.key.bytes.data(), sizeof(word));
-  const uint64_t low = Mix(word[0] ^ seed, word[1] ^ 0x9E3779B97F4A7C15u);
-  const uint64_t high = Mix(word[2] ^ seed ^ name.tenant.value, word[3] ^ 0xD1B54A32D192ED03u);
-  return Mix(low ^ seed, high ^ 0x8CB92BA72F3D8DD7u);
+  const uint64_t low = Mix(word[0] ^ secret[0], word[1] ^ secret[1]);
+  const uint64_t high = Mix(word[2] ^ secret[0] ^ name.tenant.value, word[3] ^ secret[1]);
+  return Mix(low ^ secret[0], high ^ secret[1]);
 }
 
 BlockTable::BlockTable(uint64_t max_entries, uint64_t hash_seed)

@@ -52,8 +52,10 @@ class BlockTable {
     Key key;
     friend bool operator==(const Name&, const Name&) = default;
   };
+  /// Both factors of every product carry a secret: a client that knows one could make the product 0.
   struct SeededHash {
-    uint64_t seed;
+    explicit SeededHash(uint64_t seed);
+    uint64_t secret[2];
     size_t operator()(const Name& name) const;
   };
 
