@@ -17,6 +17,7 @@ Result<LookupOutcome> LookupOn(Connection& connection, uint32_t remote_model, co
                                TimePoint deadline) {
   const size_t limit = connection.welcome().limits().keys_per_call();
   LookupOutcome outcome;
+  outcome.run.reserve(query.full.size());
   for (size_t asked = 0;;) {
     const size_t count = std::min(limit, query.full.size() - asked);
     v1::LookupRequest request;
