@@ -50,26 +50,31 @@ inline constexpr int kPrecisions = 6;  ///< values of Precision
 /// One tier's numbers. Counters count the event where it happens, once, only after it is true.
 struct TierMetrics {
   Gauge capacity_bytes, used_bytes;
-  std::array<Gauge, kPrecisions> blocks;               ///< by precision
-  std::array<Counter, kPrecisions> hits;               ///< blocks served to an acquire from this tier, by precision
-  Counter evicted_capacity, evicted_removed, evicted_corrupt, evicted_superseded;  ///< left the ladder from here, by reason
+  std::array<Gauge, kPrecisions> blocks;  ///< by precision
+  std::array<Counter, kPrecisions> hits;  ///< blocks served to an acquire from this tier, by precision
+  Counter evicted_capacity, evicted_removed, evicted_corrupt,
+      evicted_superseded;  ///< left the ladder from here, by reason
   Counter write_errors, read_errors, checksum_failures;
-  Gauge circuit_open;  ///< 1 while the tier sheds writes after device errors
-  LatencyHistogram acquire_latency;                    ///< acquires whose slowest block came from this tier
+  Gauge circuit_open;                ///< 1 while the tier sheds writes after device errors
+  LatencyHistogram acquire_latency;  ///< acquires whose slowest block came from this tier
 };
 
-/// All numbers of a daemon: plain atomics, written where the event happens, read by the exporter. Leaf: no library.
+/// All numbers of a daemon: plain atomics, written where the event happens, read by the exporter. Leaf: no
+/// library.
 struct Metrics {
   std::array<TierMetrics, kMaxTiers> tier;
   struct Move {
     Counter blocks, bytes, requantized, failed;
   };
-  std::array<std::array<Move, kMaxTiers + 1>, kMaxTiers + 1> moves;  ///< [from][to]; index kMaxTiers as `from` = put
+  std::array<std::array<Move, kMaxTiers + 1>, kMaxTiers + 1>
+      moves;  ///< [from][to]; index kMaxTiers as `from` = put
 
-  Counter puts_offered, puts_stored, puts_present, puts_rejected, puts_dropped;  ///< blocks: offered = stored + present + rejected + dropped (+ in flight)
+  Counter puts_offered, puts_stored, puts_present, puts_rejected,
+      puts_dropped;  ///< blocks: offered = stored + present + rejected + dropped (+ in flight)
   Counter lookups, lookup_keys, lookup_hit_keys;
   Counter acquires, acquired_blocks, missed_blocks, partial_acquires;
-  Counter namespace_mismatches, unsupported_images, quarantined_blocks, stranded_blocks, evicted_then_requested;
+  Counter namespace_mismatches, unsupported_images, quarantined_blocks, stranded_blocks,
+      evicted_then_requested;
   Gauge leases_live, staged_bytes, sessions, models, table_entries, table_bytes;
   Counter leases_granted, leases_released, leases_expired, leases_orphaned;
   Counter prefetch_requested, prefetch_moved, prefetch_cancelled;

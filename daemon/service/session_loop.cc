@@ -14,16 +14,6 @@
 namespace kvtier {
 namespace {
 
-// What epoll tells apart: the two descriptors of the loop, then two tags for each connection.
-constexpr uint64_t kListenerTag = 0;
-constexpr uint64_t kWakeTag = 1;
-constexpr uint64_t SocketTag(uint64_t serial) {
-  return serial * 2;
-}
-constexpr uint64_t ProcessTag(uint64_t serial) {
-  return serial * 2 + 1;
-}
-
 constexpr int kEpollBatch = 64;
 constexpr int kEventsPerTurn = 1024;
 constexpr int kTurnMs = 500;  ///< the loop goes round at least so often

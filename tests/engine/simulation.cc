@@ -314,7 +314,8 @@ void Simulation::SendPrefetch(Client& client) {
 
 void Simulation::SendWait(Client& client) {
   if (client.tickets.empty()) return;
-  const auto [ticket, blocks] = client.tickets.back();
+  const auto ticket = client.tickets.back().first;
+  const auto blocks = client.tickets.back().second;
   client.tickets.pop_back();
   const Reply<PutReply> reply =
       Once<PutReply>([this, tenant = client.tenant, blocks](const Result<PutReply>& result) {

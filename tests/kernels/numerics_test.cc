@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#if !defined(__FLT16_MANT_DIG__)
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -10,13 +14,23 @@
 namespace kvtier {
 namespace {
 
-// The oracle is the compiler's own _Float16.
+// The oracle is the compiler's own _Float16, or the processor's conversion where the compiler has none (clang
+// 14).
+#if defined(__FLT16_MANT_DIG__)
 float CompilerFp32(uint16_t half) {
   return static_cast<float>(std::bit_cast<_Float16>(half));
 }
 uint16_t CompilerFp16(float value) {
   return std::bit_cast<uint16_t>(static_cast<_Float16>(value));
 }
+#else
+__attribute__((target("f16c"))) float CompilerFp32(uint16_t half) {
+  return _cvtsh_ss(half);
+}
+__attribute__((target("f16c"))) uint16_t CompilerFp16(float value) {
+  return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+}
+#endif
 
 bool IsFp16Nan(uint16_t half) {
   return (half & 0x7fff) > kFp16Infinity;
