@@ -14,8 +14,9 @@
 namespace kvtier::client {
 namespace {
 
-/// Staging in use at a time: enough to keep the daemon busy, small enough to stay in the last-level cache.
-constexpr uint64_t kStagingWindowBytes = uint64_t{16} << 20;
+/// Staging in use at a time: four of the largest batches of a put keep the daemon busy, and what it reads is
+/// still in the last-level cache.
+constexpr uint64_t kStagingWindowBytes = uint64_t{32} << 20;
 constexpr size_t kBootIdBytes = 16, kTokenBytes = 16;
 
 Status CheckWelcome(const SessionMessage& message) {

@@ -11,8 +11,10 @@
 namespace kvtier::client {
 namespace {
 
-/// Small enough that the daemon starts while the rest is still being copied.
-constexpr uint64_t kBatchBytes = uint64_t{4} << 20;
+/// Batches double from the first, small so that the daemon starts early, to the largest: each one wakes half
+/// a dozen threads, which compete with the copying for the cores.
+constexpr uint64_t kFirstBatchBytes = uint64_t{2} << 20;
+constexpr uint64_t kLargestBatchBytes = uint64_t{8} << 20;
 /// The daemon answers a put when it has read the staging bytes; one that owes that longer is given up.
 constexpr Duration kStoreTimeout = std::chrono::seconds(20);
 /// How long the daemon may take to bring stored blocks to the persistent tier.
@@ -162,6 +164,7 @@ class PutRun {
   std::vector<std::string> superseded_;  ///< tails that block `matched_` covers
   v1::PutRequest request_;
   StagedBatch batch_;
+  uint64_t full_batch_bytes_ = kFirstBatchBytes;  ///< `batch_` is sent when it has so many
   std::vector<uint64_t> remote_tickets_;
 };
 
@@ -217,7 +220,7 @@ Status PutRun::StageAll() {
     }
     Gather(ref, shape, connection_->staging().At(*offset, bytes));
     AddToBatch(i, *offset, bytes);
-    if (batch_.bytes >= kBatchBytes) SendBatch();
+    if (batch_.bytes >= full_batch_bytes_) SendBatch();
   }
   SendBatch();
   return Status::Ok();
@@ -256,6 +259,7 @@ void PutRun::AddToBatch(size_t block, uint64_t offset, uint64_t bytes) {
 
 void PutRun::SendBatch() {
   if (batch_.blocks.empty()) return;
+  full_batch_bytes_ = std::min(2 * full_batch_bytes_, kLargestBatchBytes);
   batch_.remote_ticket = connection_->NextId();
   request_.set_session_token(connection_->token());
   request_.set_model(remote_model_);
