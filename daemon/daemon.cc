@@ -247,8 +247,7 @@ class DaemonImpl final : public Daemon {
                                       std::move(stores), cold_jobs_, completions_, metrics_);
       KVTIER_TRY(committer_->Start());
     }
-    engine_thread_ =
-        std::make_unique<EngineThread>(EngineThreadOptions{}, *engine_, commands_, clock_, metrics_);
+    engine_thread_ = std::make_unique<EngineThread>(*engine_, commands_, clock_, metrics_);
     KVTIER_TRY(workers_->Start());
     KVTIER_TRY(engine_thread_->Start());
     return Status::Ok();

@@ -130,6 +130,7 @@ class EngineImpl final : public Engine {
   void StartPersist(PutOp& op, uint32_t index, EntryId id);
   void SettleDurable(OpId op, uint32_t index, Code code);
   void AdvancePut(OpId id);
+  void TouchHeadLast(const PutOp& op);
   void ExpirePut(OpId id);
 
   // transfers.cc

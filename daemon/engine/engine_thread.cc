@@ -13,9 +13,9 @@ constexpr Duration kPauseAfterFailure = std::chrono::milliseconds(10);
 
 }  // namespace
 
-EngineThread::EngineThread(EngineThreadOptions options, Engine& engine, BoundedQueue<Command>& commands,
-                           const Clock& clock, Metrics& metrics)
-    : options_(options), engine_(engine), commands_(commands), clock_(clock), metrics_(metrics) {}
+EngineThread::EngineThread(Engine& engine, BoundedQueue<Command>& commands, const Clock& clock,
+                           Metrics& metrics)
+    : engine_(engine), commands_(commands), clock_(clock), metrics_(metrics) {}
 
 EngineThread::~EngineThread() {
   Stop();
@@ -62,8 +62,7 @@ void EngineThread::StepHere() {
 
 TimePoint EngineThread::StepOwned(TimePoint now) {
   stepping_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  TimePoint due = StepSafely(now);
-  if (due <= now) due = StepSafely(now);
+  const TimePoint due = StepSafely(now);
   stepping_.store(std::thread::id{}, std::memory_order_relaxed);
   last_step_.store(now, std::memory_order_relaxed);
   return due;
@@ -89,10 +88,6 @@ bool EngineThread::MayStop(TimePoint now) {
 }
 
 void EngineThread::Wait(TimePoint now, TimePoint due) {
-  const TimePoint spin_until = std::min(due, now + options_.spin);
-  while (options_.spin > Duration{} && clock_.Now() < spin_until) {
-    if (commands_.size() > 0) return;
-  }
   const Duration longest = stopping_.load() ? kPauseAfterFailure : kMaxSleep;
   commands_.WaitUntil(std::min(due, now + longest));
 }

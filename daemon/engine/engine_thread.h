@@ -8,21 +8,15 @@
 
 namespace kvtier {
 
-struct EngineThreadOptions {
-  /// How long the thread looks for new commands before it sleeps: saves a wake-up (tens of microseconds)
-  /// where commands follow each other closely, for the price of a busy core.
-  Duration spin{};
-};
-
 /// The owner thread of an engine: steps it when there is a command, a completion or something due. An
 /// exception that escapes a step is counted (worker_restarts), turns health red until a step works again, and
-/// the loop goes on. Threads: Start, Stop and the destructor on one thread; LastStep on any. Whoever queues a
-/// completion wakes the thread by commands.Wake().
+/// the loop goes on. A thread that queued a command may take the ownership for one step (StepHere). Threads:
+/// Start, Stop and the destructor on one thread; StepHere and LastStep on any. Whoever queues a completion
+/// wakes the thread by commands.Wake().
 class EngineThread {
  public:
   /// Everything outlives the thread.
-  EngineThread(EngineThreadOptions options, Engine& engine, BoundedQueue<Command>& commands,
-               const Clock& clock, Metrics& metrics);
+  EngineThread(Engine& engine, BoundedQueue<Command>& commands, const Clock& clock, Metrics& metrics);
   ~EngineThread();
 
   /// Errors: kResourceExhausted when the system gives no thread.
@@ -30,9 +24,8 @@ class EngineThread {
   /// Answers what is queued and waits for what is owed, at most kStopGrace, then joins. Idempotent.
   void Stop();
 
-  /// After a quiet push: steps the engine on the calling thread unless somebody is stepping it, which saves
-  /// the switch to the engine thread and back; else leaves the command to the engine
-  /// thread. Ownership of the engine goes with step_mutex_. Any thread; never waits.
+  /// After commands.TryPushQuietly: one step on the calling thread, which saves the switch to the engine
+  /// thread and back; where somebody is stepping already, it wakes the engine thread instead. Never waits.
   void StepHere();
 
   /// Older than a few seconds means that a step hangs.
@@ -42,13 +35,12 @@ class EngineThread {
 
  private:
   void Run();
-  /// One step, and a second one when the first left something: a command of kKeysPerStep keys takes two.
+  /// One step by the holder of step_mutex_.
   TimePoint StepOwned(TimePoint now);
   TimePoint StepSafely(TimePoint now);
   bool MayStop(TimePoint now);
   void Wait(TimePoint now, TimePoint due);
 
-  const EngineThreadOptions options_;
   Engine& engine_;
   BoundedQueue<Command>& commands_;
   const Clock& clock_;

@@ -121,6 +121,7 @@ void EngineImpl::AddPutBlock(PutOp& op, Put& c, uint32_t index) {
   }
   storing_[*made] = {Waiter::Kind::kPut, op.id, index};
   op.blocks[index].entry = *made;
+  op.blocks[index].generation = entry.generation;
   op.blocks[index].source = std::move(block.source);
   StorePutBlock(op, index, 0);
 }
@@ -301,6 +302,7 @@ void EngineImpl::AdvancePut(OpId id) {
   if (op.open || op.unsettled > 0) return;
   timers_.Cancel({op.deadline, TimerKind::kPut, id.value});
   if (op.reply) {
+    TouchHeadLast(op);
     PutReply reply;
     for (const PutOp::Block& block : op.blocks) reply.blocks.push_back(block.outcome);
     std::exchange(op.reply, nullptr)(std::move(reply));
@@ -315,6 +317,15 @@ void EngineImpl::AdvancePut(OpId id) {
   const TicketId ticket = op.ticket;
   puts_.erase(found);
   CloseTicket(session, ticket, std::move(result));
+}
+
+void EngineImpl::TouchHeadLast(const PutOp& op) {
+  // Blocks landed in any order: the tail of a chain is to go before its head.
+  for (auto block = op.blocks.rbegin(); block != op.blocks.rend(); ++block) {
+    if (block->outcome.code != Code::kOk || !table_.live(block->entry)) continue;
+    const Entry& entry = table_.at(block->entry);
+    if (entry.generation == block->generation && entry.in_table) ladder_.Touch(block->entry);
+  }
 }
 
 void EngineImpl::ExpirePut(OpId id) {

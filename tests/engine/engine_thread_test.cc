@@ -5,6 +5,7 @@
 #include <cstring>
 #include <future>
 #include <random>
+#include <thread>
 
 #include "tests/support/engine_harness.h"
 #include "tiers/arena_store.h"
@@ -47,7 +48,7 @@ class EngineThreadTest : public testing::Test {
     ASSERT_TRUE(workers.ok());
     workers_ = std::move(workers).value();
     ASSERT_TRUE(workers_->Start().ok());
-    thread_ = std::make_unique<EngineThread>(EngineThreadOptions{}, *engine_, commands_, clock_, metrics_);
+    thread_ = std::make_unique<EngineThread>(*engine_, commands_, clock_, metrics_);
     ASSERT_TRUE(thread_->Start().ok());
   }
   void TearDown() override {
@@ -143,6 +144,37 @@ TEST_F(EngineThreadTest, RawBytesComeBackAsTheyWerePutWhileBlocksGoDown) {
   EXPECT_EQ(metrics_.puts_stored.Get(), 300u);
 }
 
+TEST_F(EngineThreadTest, CallersThatStepTheEngineThemselvesAllGetTheirAnswer) {
+  const SessionId session{1};
+  ASSERT_TRUE(Call<OpenedSession>(OpenSession{session, "uid:1", {}}).ok());
+  const ModelId model = Call<RegisteredModel>(RegisterModel{session, spec_, {}})->model;
+  constexpr int kCallers = 4, kCalls = 500;
+  std::atomic<int> answered = 0;
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < kCalls; ++i) {
+        std::promise<void> answer;
+        Lookup lookup;
+        lookup.session = session;
+        lookup.model = model;
+        lookup.keys = {MakeKey(1)};
+        lookup.reply = [&](Result<LookupReply> reply) {
+          answered += reply.ok();
+          answer.set_value();
+        };
+        KVTIER_CHECK(
+            commands_.TryPushQuietly({.deadline = clock_.Now() + kPatience, .body = std::move(lookup)}));
+        thread_->StepHere();
+        KVTIER_CHECK(answer.get_future().wait_for(2 * kPatience) == std::future_status::ready);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered.load(), kCallers * kCalls);
+  EXPECT_EQ(metrics_.lookups.Get(), static_cast<uint64_t>(kCallers * kCalls));
+}
+
 /// Throws in its first steps.
 class Shaky final : public Engine {
  public:
@@ -160,7 +192,7 @@ TEST(EngineThreadSupervision, S28_AnEscapedExceptionIsCountedAndTheLoopGoesOn) {
   SteadyClock clock;
   Metrics metrics;
   BoundedQueue<Command> commands(16);
-  EngineThread thread({}, engine, commands, clock, metrics);
+  EngineThread thread(engine, commands, clock, metrics);
   ASSERT_TRUE(thread.Start().ok());
   const TimePoint give_up = clock.Now() + kPatience;
   bool seen_red = false;
@@ -180,7 +212,7 @@ TEST(EngineThreadSupervision, TheHeartbeatMovesWhileThereIsNothingToDo) {
   SteadyClock clock;
   Metrics metrics;
   BoundedQueue<Command> commands(16);
-  EngineThread thread({.spin = std::chrono::microseconds(50)}, engine, commands, clock, metrics);
+  EngineThread thread(engine, commands, clock, metrics);
   ASSERT_TRUE(thread.Start().ok());
   const TimePoint first = thread.LastStep();
   const TimePoint give_up = clock.Now() + kPatience;

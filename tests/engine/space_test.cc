@@ -56,6 +56,15 @@ TEST(SpaceTest, APutThatFindsOnlyLeasedBlocksGoesOneTierDown) {
   EXPECT_EQ(outcomes.back().precision, Precision::kInt4);
 }
 
+TEST(SpaceTest, S32_TheTailOfAChainGoesBeforeItsHead) {
+  LadderFixture ladder(OneTier());
+  ladder.PutCodes(1, 16);
+  uint64_t next = 100;
+  while (ladder.harness.metrics().tier[0].evicted_capacity.Get() < 8) ladder.PutCodes(next++, 1);
+  EXPECT_EQ(ladder.Hits(1, 16), 8u);  // what is left is a head without gaps
+  EXPECT_EQ(ladder.harness.metrics().stranded_blocks.Get(), 0u);
+}
+
 TEST(SpaceTest, APutThatFitsNowhereSaysSo) {
   LadderFixture ladder(OneTier());
   uint64_t stored = 0, next = 1;

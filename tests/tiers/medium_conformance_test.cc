@@ -1,0 +1,168 @@
+// What every medium promises (tiers/medium.h), for each medium there is. A new medium adds one line to
+// kMedia.
+#include <gtest/gtest.h>
+
+#include "tests/support/blocks.h"
+#include "tests/tiers/cold_fixture.h"
+#include "tiers/arena_store.h"
+#include "tiers/move.h"
+
+namespace kvtier {
+namespace {
+
+/// A medium with room for blocks of SmallShape, and its places.
+class MediumUnderTest {
+ public:
+  virtual ~MediumUnderTest() = default;
+  virtual Medium& medium() = 0;
+  /// A place of its own for an image of `image_bytes`.
+  virtual Place Next(uint64_t image_bytes) = 0;
+};
+
+class HostUnderTest final : public MediumUnderTest {
+ public:
+  HostUnderTest() {
+    spec_ = {.id = {1}, .tier = {0}, .tenant = {1}, .slots = 16, .slot_bytes = uint64_t{256} << 10};
+    const Status created = store_.Create(spec_);
+    KVTIER_CHECK(created.ok());
+  }
+  Medium& medium() override { return store_; }
+  Place Next(uint64_t /*image_bytes*/) override {
+    const uint32_t slot = next_++;
+    KVTIER_CHECK(slot < spec_.slots);
+    return {.tier = spec_.tier,
+            .container = spec_.id.value,
+            .slot = slot,
+            .offset = ArenaHeaderBytes(spec_.slots) + slot * spec_.slot_bytes,
+            .bytes = spec_.slot_bytes,
+            .epoch = 1};
+  }
+
+ private:
+  ArenaStore store_;
+  ArenaSpec spec_;
+  uint32_t next_ = 0;
+};
+
+class ColdUnderTest final : public MediumUnderTest {
+ public:
+  ColdUnderTest() : store_(ColdStore::Make(TestColdOptions(folder_.path())).value()) {
+    const auto recovered = store_->Recover();
+    KVTIER_CHECK(recovered.ok());
+  }
+  Medium& medium() override { return *store_; }
+  Place Next(uint64_t image_bytes) override { return allocator_.Next(image_bytes); }
+
+ private:
+  TempFolder folder_;
+  std::unique_ptr<ColdStore> store_;
+  TestAllocator allocator_;
+};
+
+struct MediumCase {
+  const char* name;
+  std::unique_ptr<MediumUnderTest> (*make)();
+};
+const MediumCase kMedia[] = {
+    {"Host", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<HostUnderTest>(); }},
+    {"Cold", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<ColdUnderTest>(); }},
+};
+
+class MediumConformance : public testing::TestWithParam<MediumCase> {
+ protected:
+  void SetUp() override {
+    io_ = MakeBlockIo(BlockIoKind::kAuto).value();
+    scratch_.io = io_.get();
+    under_test_ = GetParam().make();
+  }
+  Medium& medium() { return under_test_->medium(); }
+
+  Status Put(uint32_t number, const Place& place, CodecId codec, std::span<const std::byte> raw) {
+    MoveOrder order;
+    order.identity = MakeIdentity(number);
+    order.staged = StagedSource{.keep = nullptr, .raw = raw};
+    order.target = place;
+    order.target_medium = &medium();
+    order.codec = FindCodec(codec);
+    MoveOutcome outcome;
+    return MoveBlock(order, scratch_, outcome);
+  }
+  Status Verify(uint32_t number, const Place& place) {
+    MoveOutcome outcome;
+    return VerifyBlock(MakeIdentity(number), place, medium(), scratch_, outcome);
+  }
+  std::vector<std::byte> ReadAll(const Place& place, uint64_t image_bytes) {
+    AlignedBuffer bounce;
+    const auto bytes = medium().Read(place, *io_, bounce);
+    KVTIER_CHECK(bytes.ok() && bytes->size() >= image_bytes);
+    return CopyOf(bytes->first(image_bytes));
+  }
+
+  std::unique_ptr<BlockIo> io_;
+  MoveScratch scratch_;
+  std::unique_ptr<MediumUnderTest> under_test_;
+};
+
+TEST_P(MediumConformance, AnImageComesBackByteForByteInEveryCodec) {
+  uint32_t number = 1;
+  for (const Codec* codec : AllCodecs()) {
+    const std::vector<std::byte> raw = RandomRaw(SmallShape(), number);
+    const auto want = EncodeOwned(*codec, MakeIdentity(number), raw);
+    ASSERT_TRUE(want.ok());
+    const Place place = under_test_->Next(want->bytes.size());
+    const Status put = Put(number, place, codec->id, raw);
+    ASSERT_TRUE(put.ok()) << codec->name << ": " << put.ToString();
+    EXPECT_TRUE(Verify(number, place).ok()) << codec->name;
+    EXPECT_EQ(ReadAll(place, want->bytes.size()), CopyOf(want->bytes)) << codec->name;
+    ++number;
+  }
+}
+
+TEST_P(MediumConformance, NeighboursDoNotTouchEachOther) {
+  std::vector<Place> places;
+  for (uint32_t number = 1; number <= 4; ++number) {
+    const std::vector<std::byte> raw = RandomRaw(SmallShape(), number);
+    places.push_back(
+        under_test_->Next(EncodeOwned(*FindCodec(CodecId::kKv4p), MakeIdentity(number), raw)->bytes.size()));
+    ASSERT_TRUE(Put(number, places.back(), CodecId::kKv4p, raw).ok());
+  }
+  for (uint32_t number = 1; number <= 4; ++number)
+    EXPECT_TRUE(Verify(number, places[number - 1]).ok()) << number;
+}
+
+TEST_P(MediumConformance, AnotherBlocksPlaceIsNotTheBlock) {
+  const std::vector<std::byte> raw = RandomRaw(SmallShape(), 1);
+  const Place place = under_test_->Next(RawBlockBytes(SmallShape()) + 4096);
+  ASSERT_TRUE(Put(1, place, CodecId::kRaw16, raw).ok());
+  EXPECT_EQ(Verify(2, place).code(), Code::kDataLoss);
+}
+
+TEST_P(MediumConformance, S12_AReadWithAnotherEpochIsRefused) {
+  const std::vector<std::byte> raw = RandomRaw(SmallShape(), 1);
+  Place place = under_test_->Next(RawBlockBytes(SmallShape()) + 4096);
+  ASSERT_TRUE(Put(1, place, CodecId::kRaw16, raw).ok());
+  ++place.epoch;
+  AlignedBuffer bounce;
+  EXPECT_FALSE(medium().Read(place, *io_, bounce).ok());
+}
+
+TEST_P(MediumConformance, AnImageLargerThanItsPlaceIsRefusedAndSaysWhatItNeeds) {
+  const std::vector<std::byte> raw = RandomRaw(SmallShape(), 1);
+  Place place = under_test_->Next(4096);
+  place.bytes = 8192;
+  MoveOrder order;
+  order.identity = MakeIdentity(1);
+  order.staged = StagedSource{.keep = nullptr, .raw = raw};
+  order.target = place;
+  order.target_medium = &medium();
+  order.codec = FindCodec(CodecId::kRaw16);
+  MoveOutcome outcome;
+  EXPECT_EQ(MoveBlock(order, scratch_, outcome).code(), Code::kOutOfRange);
+  EXPECT_GT(outcome.needed_bytes, raw.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Media, MediumConformance, testing::ValuesIn(kMedia),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace kvtier
