@@ -41,7 +41,8 @@ int Fail(const kvtier::Status& status) {
 
 int Run(const kvtier::Config& config) {
   kvtier::LimitHeap();
-  kvtier::RaiseDescriptorLimit();
+  const kvtier::Status descriptors = kvtier::RaiseDescriptorLimit();
+  if (!descriptors.ok()) return Fail(descriptors);
   SetUpLog(config.server.log_level);
   const sigset_t signals = BlockStopSignals();
   auto daemon = kvtier::Daemon::Make(config, KVTIER_VERSION);

@@ -17,6 +17,8 @@ namespace {
 constexpr int kMallocArenas = 2;
 constexpr int kTrimBytes = 4 << 20;
 constexpr int kMmapBytes = 1 << 20;
+/// The daemon's own, a cold store's segments and index, and a few sessions.
+constexpr rlim_t kMinDescriptors = 256;
 
 /// The number in a cgroup file; UINT64_MAX for "max", a missing file or anything else.
 uint64_t ReadLimit(const char* path) {
@@ -33,11 +35,17 @@ void LimitHeap() {
   ::mallopt(M_MMAP_THRESHOLD, kMmapBytes);
 }
 
-void RaiseDescriptorLimit() {
+Status RaiseDescriptorLimit() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return StatusFromErrno(errno, "getrlimit");
+  rlimit raised = limit;
+  raised.rlim_cur = raised.rlim_max;
+  // Refused (a hard limit above the system's): what was allowed so far may do.
+  if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  if (limit.rlim_cur >= kMinDescriptors) return Status::Ok();
+  return Status(Code::kResourceExhausted, "only " + std::to_string(limit.rlim_cur) +
+                                              " open files are allowed (ulimit -n): at least " +
+                                              std::to_string(kMinDescriptors) + " are needed");
 }
 
 uint64_t MemoryLimitBytes() {

@@ -11,8 +11,9 @@ namespace kvtier {
 /// Few malloc arenas and small retained heaps, so that memory stays near the configured budgets. Before any
 /// thread.
 void LimitHeap();
-/// As many descriptors as the hard limit allows: sessions and arenas take two or three each.
-void RaiseDescriptorLimit();
+/// As many descriptors as the hard limit allows: sessions and arenas take two or three each, and gRPC ends
+/// the process when it gets none. Errors: kResourceExhausted, when they are too few to serve at all.
+Status RaiseDescriptorLimit();
 
 /// What this machine, or the cgroup that the process is in, lets it use. UINT64_MAX when that cannot be told.
 uint64_t MemoryLimitBytes();

@@ -28,21 +28,22 @@ void Respond(mg_connection* connection, const char* status, const char* type, co
 
 /// Connects to the port and hangs up.
 void Knock(const std::string& host, uint16_t port) {
-  sockaddr_storage address{};
-  socklen_t bytes = sizeof(sockaddr_in);
-  auto* v4 = reinterpret_cast<sockaddr_in*>(&address);
-  auto* v6 = reinterpret_cast<sockaddr_in6*>(&address);
-  if (::inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
-    v4->sin_family = AF_INET;
-    v4->sin_port = htons(port);
-  } else if (::inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(port);
-    bytes = sizeof(sockaddr_in6);
-  }
-  const UniqueFd socket(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return;
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   [[maybe_unused]] const int connected =
-      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes);
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+}
+
+/// What Civetweb said first on this thread since it was cleared: its exception does not tell why. The call
+/// that starts a server reports on its own thread.
+thread_local std::string first_complaint;
+
+int KeepComplaint(const mg_connection*, const char* message) {
+  if (first_complaint.empty()) first_complaint = message;
+  return 1;
 }
 
 class MetricsHandler final : public CivetHandler {
@@ -102,13 +103,18 @@ class ExporterImpl final : public Exporter {
   }
 
   Status Listen(const std::string& address) {
+    CivetCallbacks callbacks;
+    callbacks.log_message = KeepComplaint;
+    first_complaint.clear();
     try {
       // A request that dawdles may hold one of the threads for a while, not for good.
       server_ = std::make_unique<CivetServer>(
           std::vector<std::string>{"listening_ports", address, "num_threads", "2", "request_timeout_ms",
-                                   "5000", "keep_alive_timeout_ms", "0"});
+                                   "5000", "keep_alive_timeout_ms", "0"},
+          &callbacks);
     } catch (const CivetException& error) {
-      return Status(Code::kUnavailable, "metrics: cannot listen on " + address);
+      return Status(Code::kUnavailable, "metrics: cannot listen on " + address +
+                                            (first_complaint.empty() ? "" : ": " + first_complaint));
     }
     server_->addHandler("/metrics$", metrics_handler_);
     server_->addHandler("/healthz$", health_handler_);
@@ -131,9 +137,7 @@ class ExporterImpl final : public Exporter {
 }  // namespace
 
 Result<std::unique_ptr<Exporter>> Exporter::Make(ExporterOptions options, const Metrics& metrics) {
-  const bool v6 = options.host.find(':') != std::string::npos;
-  const std::string address =
-      (v6 ? "[" + options.host + "]" : options.host) + ":" + std::to_string(options.port);
+  const std::string address = options.host + ":" + std::to_string(options.port);
   auto exporter = std::make_unique<ExporterImpl>(std::move(options), metrics);
   KVTIER_TRY(exporter->Listen(address));
   return std::unique_ptr<Exporter>(std::move(exporter));

@@ -1,6 +1,7 @@
 // kvtierctl: looks into a running daemon and tells it what to do. Exit codes: 0 done, 1 error, 2 usage.
 #include <CLI/CLI.hpp>
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -15,6 +16,14 @@ constexpr int kOk = 0, kError = 1, kUsage = 2;
 constexpr char kDefaultSocket[] = "/run/kvtier/kvtierd.sock";
 
 using Run = std::function<Result<std::string>(Verbs&)>;
+
+/// Says what it wants instead of a range up to the largest double.
+std::string CheckCount(const std::string& text) {
+  uint64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const bool good = error == std::errc() && end == text.data() + text.size() && count > 0;
+  return good ? std::string() : "\"" + text + "\" is not a whole number of at least 1";
+}
 
 struct Arguments {
   std::string socket = kDefaultSocket;
@@ -37,7 +46,7 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
     return added;
   };
   const auto with_count = [&arguments](CLI::App* added) {
-    added->add_option("N", arguments.count, "how many blocks; all when left out")->check(CLI::PositiveNumber);
+    added->add_option("N", arguments.count, "how many blocks; all when left out")->check(CheckCount);
   };
   verb("status", "the daemon and its tiers", [](Verbs& v) { return v.Status(); });
   verb("tiers", "what the tiers hold", [](Verbs& v) { return v.Tiers(); });

@@ -12,6 +12,26 @@ bool LooksNumeric(const std::string& cell) {
   return !cell.empty() && std::isdigit(static_cast<unsigned char>(cell[0])) != 0;
 }
 
+/// Clients choose some of what is shown: control characters (C0, DEL, C1 in UTF-8) must not reach a terminal.
+std::string Printable(std::string_view text) {
+  const auto byte_at = [text](size_t i) {
+    return i < text.size() ? static_cast<unsigned>(static_cast<unsigned char>(text[i])) : 0u;
+  };
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const unsigned byte = byte_at(i), next = byte_at(i + 1);
+    if (byte < 0x20 || byte == 0x7f) {
+      shown += fmt::format("\\x{:02x}", byte);
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {
+      shown += fmt::format("\\x{:02x}", next);
+      ++i;
+    } else {
+      shown += text[i];
+    }
+  }
+  return shown;
+}
+
 }  // namespace
 
 void JsonWriter::Separate(std::string_view name) {
@@ -91,6 +111,11 @@ JsonWriter& JsonWriter::Element(uint64_t value) {
   Separate({});
   out_ += std::to_string(value);
   return *this;
+}
+
+void Table::Row(const std::vector<std::string>& cells) {
+  std::vector<std::string>& row = rows_.emplace_back();
+  for (const std::string& cell : cells) row.push_back(Printable(cell));
 }
 
 std::string Table::str() const {

@@ -29,11 +29,11 @@ class JsonWriter {
   bool first_ = true;
 };
 
-/// Columns as wide as their widest cell; numbers to the right.
+/// Columns as wide as their widest cell; numbers to the right. Control characters of cells are shown as \xNN.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void Row(const std::vector<std::string>& cells);
   std::string str() const;
 
  private:

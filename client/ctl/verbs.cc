@@ -59,7 +59,7 @@ std::string TierTable(const v1::StatsReply& stats) {
       row.push_back(std::to_string(p < tier.blocks_size() ? tier.blocks(p) : 0));
     }
     row.emplace_back(tier.accepts_writes() ? "yes" : "no");
-    table.Row(std::move(row));
+    table.Row(row);
   }
   return table.str();
 }

@@ -14,10 +14,9 @@ struct Unit {
 };
 constexpr std::array<Unit, 5> kUnits = {{{"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}, {"B", 0}}};
 
-bool IsNumericAddress(const std::string& host) {
+bool IsAddress(int family, std::string_view host) {
   std::array<unsigned char, sizeof(in6_addr)> address{};
-  return ::inet_pton(AF_INET, host.c_str(), address.data()) == 1 ||
-         ::inet_pton(AF_INET6, host.c_str(), address.data()) == 1;
+  return ::inet_pton(family, std::string(host).c_str(), address.data()) == 1;
 }
 
 }  // namespace
@@ -52,12 +51,16 @@ Result<HostPort> ParseHostPort(std::string_view text) {
                    "\"" + std::string(text) + "\" is not an address and port (example: 127.0.0.1:9464)");
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos) return bad;
-  std::string_view host = text.substr(0, colon);
+  const std::string_view host = text.substr(0, colon);
   const std::string_view port = text.substr(colon + 1);
   const bool bracketed = host.size() >= 2 && host.front() == '[' && host.back() == ']';
-  if (bracketed) host = host.substr(1, host.size() - 2);
+  if (IsAddress(AF_INET6, bracketed ? host.substr(1, host.size() - 2) : host)) {
+    return Status(Code::kInvalidArgument, "\"" + std::string(text) +
+                                              "\" is an IPv6 address: only IPv4 is served (example: "
+                                              "127.0.0.1:9464)");
+  }
+  if (!IsAddress(AF_INET, host)) return bad;
   HostPort parsed{.host = std::string(host)};
-  if (!IsNumericAddress(parsed.host) || bracketed != (parsed.host.find(':') != std::string::npos)) return bad;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), parsed.port);
   if (error != std::errc() || end != port.data() + port.size()) return bad;
   return parsed;

@@ -17,7 +17,7 @@ struct HostPort {
   std::string host;
   uint16_t port = 0;
 };
-/// "127.0.0.1:9464" or "[::1]:9464". The host is a numeric address. Errors: kInvalidArgument.
+/// "127.0.0.1:9464": a numeric IPv4 address, as the metrics server knows no IPv6. Errors: kInvalidArgument.
 Result<HostPort> ParseHostPort(std::string_view text);
 
 }  // namespace kvtier

@@ -27,6 +27,14 @@ TEST(Table, AlignsTextLeftAndNumbersRight) {
   EXPECT_EQ(table.str(), "name    n\na          5\nlonger  1234\n");
 }
 
+TEST(Table, ShowsControlCharactersAsTheirCodes) {
+  Table table({"id"});
+  table.Row(
+      {"a\x1b[2Jb\nc\x7f\xc2\x9b"
+       "d\xc3\xa9"});
+  EXPECT_EQ(table.str(), "id\na\\x1b[2Jb\\x0ac\\x7f\\x9bd\xc3\xa9\n");
+}
+
 TEST(HumanBytes, PicksAUnit) {
   EXPECT_EQ(HumanBytes(0), "0 B");
   EXPECT_EQ(HumanBytes(1023), "1023 B");

@@ -35,14 +35,18 @@ TEST(Units, ReadsAddresses) {
   ASSERT_TRUE(v4.ok());
   EXPECT_EQ(v4->host, "127.0.0.1");
   EXPECT_EQ(v4->port, 9464);
-  const auto v6 = ParseHostPort("[::1]:0");
-  ASSERT_TRUE(v6.ok());
-  EXPECT_EQ(v6->host, "::1");
-  EXPECT_EQ(v6->port, 0);
+  EXPECT_EQ(ParseHostPort("0.0.0.0:0")->port, 0);
+}
+
+TEST(Units, RefusesIpV6BecauseMetricsAreServedOverIpV4Only) {
+  for (const std::string text : {"[::1]:9464", "::1:9464", "[::]:0"}) {
+    EXPECT_EQ(ParseHostPort(text).status().message(),
+              "\"" + text + "\" is an IPv6 address: only IPv4 is served (example: 127.0.0.1:9464)");
+  }
 }
 
 TEST(Units, RefusesAddressesThatAreNotNumeric) {
-  for (const char* text : {"", "9464", "localhost:9464", "::1:9464", "[127.0.0.1]:1",
+  for (const char* text : {"", "9464", "localhost:9464", "[::1:9464", "[127.0.0.1]:1",
                            "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:1x", ":9464"}) {
     EXPECT_EQ(ParseHostPort(text).status().code(), Code::kInvalidArgument) << text;
   }

@@ -122,9 +122,19 @@ TEST(Start, ATakenMetricsAddressIsNamed) {
   const size_t begin = log.find("http://") + 7;
   const std::string address = log.substr(begin, log.find("/metrics") - begin);
   TemporaryFolder folder;
-  EXPECT_EQ(LastLine(Refused(folder, ServerSection(folder.File("s")) + "[tier.hot]\ncapacity = \"64MiB\"\n" +
-                                         "[metrics]\nlisten = \"" + address + "\"\n")),
-            "kvtierd: metrics: cannot listen on " + address);
+  const std::string line =
+      LastLine(Refused(folder, ServerSection(folder.File("s")) + "[tier.hot]\ncapacity = \"64MiB\"\n" +
+                                   "[metrics]\nlisten = \"" + address + "\"\n"));
+  EXPECT_THAT(line, StartsWith("kvtierd: metrics: cannot listen on " + address + ": "));
+  EXPECT_THAT(line, HasSubstr("Address already in use"));
+}
+
+TEST(Start, TooFewDescriptorsAreRefusedBeforeAnythingRuns) {
+  TemporaryFolder folder;
+  const std::string config = WriteConfig(folder, ServerSection(folder.File("s")) + kHotOnly);
+  const ProgramResult few = RunProgramUnder("ulimit -n 20", "kvtierd", "--config " + config);
+  EXPECT_EQ(few.exit_code, 1);
+  EXPECT_EQ(few.output, "kvtierd: only 20 open files are allowed (ulimit -n): at least 256 are needed\n");
 }
 
 TEST(Running, S67_SocketsAreForTheOwnerAndMetricsOnLoopback) {

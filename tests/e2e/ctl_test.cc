@@ -48,6 +48,12 @@ TEST_F(CtlTest, MovesChecksAndDropsBlocks) {
   Kv kv = Kv::Random(1, 4 * kBlockTokens);
   engine.Put(sequence, kv);
   EXPECT_EQ(Ctl(*daemon_, "demote hot 1").output, "demoted 1 block\n");
+  for (const char* count : {"0", "1.5", "many", "18446744073709551616"}) {
+    const ProgramResult refused = Ctl(*daemon_, std::string("demote hot ") + count);
+    EXPECT_EQ(refused.exit_code, 2) << refused.output;
+    EXPECT_NE(refused.output.find("is not a whole number of at least 1"), std::string::npos)
+        << refused.output;
+  }
   EXPECT_EQ(Ctl(*daemon_, "demote 0").output, "demoted 3 blocks\n");
   EXPECT_EQ(Ctl(*daemon_, "verify warm").output, "checked 4, corrupt 0\n");
   EXPECT_EQ(Ctl(*daemon_, "evict warm 1").output, "evicted 1 block\n");

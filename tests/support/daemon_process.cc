@@ -202,7 +202,12 @@ Result<double> DaemonProcess::Metric(const std::string& sample) const {
 }
 
 ProgramResult RunProgram(const std::string& name, const std::string& arguments) {
-  const std::string command = ProgramFolder() + "/" + name + " " + arguments + " 2>&1";
+  return RunProgramUnder(":", name, arguments);
+}
+
+ProgramResult RunProgramUnder(const std::string& setup, const std::string& name,
+                              const std::string& arguments) {
+  const std::string command = setup + "; " + ProgramFolder() + "/" + name + " " + arguments + " 2>&1";
   ProgramResult result;
   FILE* pipe = ::popen(command.c_str(), "re");
   KVTIER_CHECK(pipe != nullptr);

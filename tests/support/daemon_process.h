@@ -78,5 +78,8 @@ struct ProgramResult {
   std::string output;
 };
 ProgramResult RunProgram(const std::string& name, const std::string& arguments);
+/// The same after a command of the shell that starts it, such as "ulimit -n 20".
+ProgramResult RunProgramUnder(const std::string& setup, const std::string& name,
+                              const std::string& arguments);
 
 }  // namespace kvtier
