@@ -14,8 +14,48 @@ void SetShard(v1::Shard& shard, uint32_t rank, uint32_t size) {
   shard.set_size(size == 0 ? 1 : size);
 }
 
+Status NarrowDims(const v1::ModelSpec& wire) {
+  for (const uint32_t value : {wire.layers(), wire.kv_heads(), wire.k_dim(), wire.v_dim()}) {
+    if (value > std::numeric_limits<uint16_t>::max())
+      return Status(Code::kInvalidArgument, "model spec: a dimension is above 65535");
+  }
+  for (const uint32_t value : {wire.dtype(), wire.first_raw_rows(), wire.boost_channels()}) {
+    if (value > std::numeric_limits<uint8_t>::max())
+      return Status(Code::kInvalidArgument,
+                    "model spec: dtype, first_raw_rows or boost_channels is above 255");
+  }
+  return Status::Ok();
+}
+
 ModelSpec::Shard ShardFromWire(const v1::Shard& shard) {
   return {.rank = shard.rank(), .size = shard.size() == 0 ? 1 : shard.size()};
+}
+
+Result<ModelSpec> ParseSpec(const v1::ModelSpec& wire) {
+  KVTIER_TRY(NarrowDims(wire));
+  ModelSpec spec;
+  spec.model_id = wire.model_id();
+  spec.revision = wire.revision();
+  spec.lora = wire.lora();
+  spec.config_digest = wire.config_digest();
+  spec.kv_scales = wire.kv_scales();
+  spec.layout_id = wire.layout_id();
+  spec.layer_group = wire.layer_group();
+  spec.layers = static_cast<uint16_t>(wire.layers());
+  spec.kv_heads = static_cast<uint16_t>(wire.kv_heads());
+  spec.k_dim = static_cast<uint16_t>(wire.k_dim());
+  spec.v_dim = static_cast<uint16_t>(wire.v_dim());
+  spec.dtype = static_cast<DType>(wire.dtype());
+  spec.tokens_per_block = wire.tokens_per_block();
+  spec.tensor = ShardFromWire(wire.tensor());
+  spec.pipeline = ShardFromWire(wire.pipeline());
+  spec.context = ShardFromWire(wire.context());
+  spec.first_raw_rows = static_cast<uint8_t>(wire.first_raw_rows());
+  spec.boost_channels =
+      wire.has_boost_channels() ? static_cast<uint8_t>(wire.boost_channels()) : DefaultBoost(wire.k_dim());
+  spec.floor = static_cast<Precision>(wire.floor());
+  KVTIER_TRY(ValidateModelSpec(spec));
+  return spec;
 }
 
 }  // namespace
@@ -46,38 +86,14 @@ Result<v1::ModelSpec> SpecToWire(const kvtier_model_spec& spec) {
   wire.set_first_raw_rows(spec.first_raw_rows == 0 ? 1 : spec.first_raw_rows);
   if (spec.boost_channels >= 0) wire.set_boost_channels(static_cast<uint32_t>(spec.boost_channels));
   wire.set_floor(static_cast<v1::Precision>(spec.floor));
+  KVTIER_TRY(ParseSpec(wire).status());
   return wire;
 }
 
 Result<ModelSpec> SpecFromWire(const v1::ModelSpec& wire) {
-  for (const uint32_t value : {wire.layers(), wire.kv_heads(), wire.k_dim(), wire.v_dim()}) {
-    if (value > std::numeric_limits<uint16_t>::max())
-      return Status(Code::kInternal, "the daemon resolved a shape that cannot be");
-  }
-  ModelSpec spec;
-  spec.model_id = wire.model_id();
-  spec.revision = wire.revision();
-  spec.lora = wire.lora();
-  spec.config_digest = wire.config_digest();
-  spec.kv_scales = wire.kv_scales();
-  spec.layout_id = wire.layout_id();
-  spec.layer_group = wire.layer_group();
-  spec.layers = static_cast<uint16_t>(wire.layers());
-  spec.kv_heads = static_cast<uint16_t>(wire.kv_heads());
-  spec.k_dim = static_cast<uint16_t>(wire.k_dim());
-  spec.v_dim = static_cast<uint16_t>(wire.v_dim());
-  spec.dtype = static_cast<DType>(wire.dtype());
-  spec.tokens_per_block = wire.tokens_per_block();
-  spec.tensor = ShardFromWire(wire.tensor());
-  spec.pipeline = ShardFromWire(wire.pipeline());
-  spec.context = ShardFromWire(wire.context());
-  spec.first_raw_rows = static_cast<uint8_t>(wire.first_raw_rows());
-  spec.boost_channels =
-      wire.has_boost_channels() ? static_cast<uint8_t>(wire.boost_channels()) : DefaultBoost(wire.k_dim());
-  spec.floor = static_cast<Precision>(wire.floor());
-  if (const Status valid = ValidateModelSpec(spec); !valid.ok()) {
-    return Status(Code::kInternal, "the daemon resolved a spec that cannot be: " + valid.message());
-  }
+  Result<ModelSpec> spec = ParseSpec(wire);
+  if (!spec.ok())
+    return Status(Code::kInternal, "the daemon resolved a spec that cannot be: " + spec.status().message());
   return spec;
 }
 

@@ -11,7 +11,8 @@
 
 namespace kvtier::client {
 
-/// Errors: kInvalidArgument for what the wire cannot carry; the daemon checks the rest.
+/// Errors: those of ValidateModelSpec, so that nothing is sent that the daemon must refuse. Its own limits
+/// come on top.
 Result<v1::ModelSpec> SpecToWire(const kvtier_model_spec& spec);
 /// Errors: kInternal when the daemon's answer cannot be.
 Result<ModelSpec> SpecFromWire(const v1::ModelSpec& wire);
