@@ -18,6 +18,8 @@ namespace {
 
 /// How long moves of a prefetch may take; the call itself returns when they are started.
 constexpr uint32_t kPrefetchDeadlineMs = 60'000;
+/// More than any daemon puts into one lease: a count above it cannot be the size of the caller's results.
+constexpr size_t kMaxLeaseBlocks = size_t{1} << 16;
 
 uint64_t TokensOf(const kvtier_block_ref* refs, size_t count) {
   uint64_t tokens = 0;
@@ -47,6 +49,12 @@ Result<LayerRange> CheckLayers(const Model& model, uint32_t first, uint32_t coun
 Status CheckPrecision(kvtier_precision precision) {
   if (v1::Precision_IsValid(precision)) return Status::Ok();
   return Status(Code::kInvalidArgument, "precision is unknown");
+}
+
+Status CheckBlocks(const Lease& lease, size_t first, size_t count) {
+  const size_t held = lease.blocks.size();
+  if (count > 0 && first < held && count <= held - first) return Status::Ok();
+  return Status(Code::kInvalidArgument, "blocks are outside the lease's");
 }
 
 Status Fetch(Lease& lease, size_t first, size_t count, LayerRange layers, const kvtier_view* destination,
@@ -222,15 +230,16 @@ kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32
                          uint32_t layers, const kvtier_view* destination, kvtier_block_result* results) {
   return Guard([&]() -> Status {
     if (results == nullptr) return Status(Code::kInvalidArgument, "results is NULL");
+    if (count > kMaxLeaseBlocks)
+      return Status(Code::kInvalidArgument, "count is above what a lease can hold");
+    const Result<Handles::LeaseHandle> handle = Handles::Get().Find(lease);
+    if (handle.ok()) KVTIER_TRY(CheckBlocks(*handle->lease, first, count));
+    // From here on `count` is believable, so that no early return leaves a result that reads as success.
     for (size_t i = 0; i < count; ++i)
       results[i] = {.code = KVTIER_STALE, .precision = KVTIER_PRECISION_ANY, .k_error = 0, .v_error = 0};
-    KVTIER_ASSIGN(const Handles::LeaseHandle handle, Handles::Get().Find(lease));
-    const size_t held = handle.lease->blocks.size();
-    if (count == 0 || first >= held || count > held - first) {
-      return Status(Code::kInvalidArgument, "blocks are outside the lease's");
-    }
-    KVTIER_ASSIGN(const LayerRange range, CheckLayers(*handle.lease->model, first_layer, layers));
-    return Fetch(*handle.lease, first, count, range, destination, {results, count});
+    KVTIER_TRY(handle.status());
+    KVTIER_ASSIGN(const LayerRange range, CheckLayers(*handle->lease->model, first_layer, layers));
+    return Fetch(*handle->lease, first, count, range, destination, {results, count});
   });
 }
 

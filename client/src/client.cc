@@ -163,7 +163,7 @@ void Client::Run() {
 Result<std::shared_ptr<Connection>> Client::ConnectOnce() {
   const Duration patience = std::max(kHandshakeTimeout, options_.timeout);
   KVTIER_ASSIGN(std::shared_ptr<Connection> connection,
-                Connection::Make(options_.connection, Now() + patience));
+                Connection::Make(options_.connection, Now() + patience, stop_event_.get()));
   std::vector<std::shared_ptr<const Model>> models;
   {
     std::lock_guard lock(mutex_);

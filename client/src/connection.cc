@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #include "tiers/base/memfd.h"
@@ -18,6 +21,24 @@ namespace {
 /// still in the last-level cache.
 constexpr uint64_t kStagingWindowBytes = uint64_t{32} << 20;
 constexpr size_t kBootIdBytes = 16, kTokenBytes = 16;
+
+/// gRPC aborts the process where it gets no descriptor, so there must be room before the first of its
+/// objects: for the session, its memory, gRPC's pollers and sockets, and some for the host meanwhile.
+constexpr size_t kDescriptorRoom = 16;
+
+/// Takes copies of `fd` and gives them back. Errors: kResourceExhausted.
+Status CheckDescriptorRoom(int fd) {
+  std::array<UniqueFd, kDescriptorRoom> taken;
+  for (UniqueFd& copy : taken) {
+    copy = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!copy.valid()) {
+      return Status(Code::kResourceExhausted, "a connection needs room for " +
+                                                  std::to_string(kDescriptorRoom) +
+                                                  " descriptors: " + std::strerror(errno));
+    }
+  }
+  return Status::Ok();
+}
 
 Status CheckWelcome(const SessionMessage& message) {
   if (message.body.has_refused()) {
@@ -64,10 +85,12 @@ Connection::Connection(const Options& options, SessionSocket socket, v1::Welcome
       staging_(std::move(staging), kStagingWindowBytes),
       rpc_(options.socket) {}
 
-Result<std::shared_ptr<Connection>> Connection::Make(const Options& options, TimePoint deadline) {
+Result<std::shared_ptr<Connection>> Connection::Make(const Options& options, TimePoint deadline,
+                                                     int stop_fd) {
+  KVTIER_TRY(CheckDescriptorRoom(stop_fd));
   KVTIER_ASSIGN(SessionSocket socket,
-                SessionSocket::Connect(options.socket + ".session", options.client_name, deadline));
-  KVTIER_ASSIGN(SessionMessage message, socket.ReceiveBy(deadline));
+                SessionSocket::Connect(options.socket + ".session", options.client_name, deadline, stop_fd));
+  KVTIER_ASSIGN(SessionMessage message, socket.ReceiveBy(deadline, stop_fd));
   KVTIER_TRY(CheckWelcome(message));
   v1::Welcome welcome = std::move(*message.body.mutable_welcome());
   const uint64_t staging_bytes = welcome.limits().staging_bytes();

@@ -50,8 +50,10 @@ class Connection {
     std::string socket;
     std::string client_name;
   };
-  /// Errors: kUnavailable when no daemon answers by `deadline`, the daemon's reason when it refuses.
-  static Result<std::shared_ptr<Connection>> Make(const Options& options, TimePoint deadline);
+  /// Gives up early once `stop_fd` becomes readable.
+  /// Errors: kUnavailable when no daemon answers by `deadline`, the daemon's reason when it refuses;
+  /// kResourceExhausted without the descriptors that a connection needs.
+  static Result<std::shared_ptr<Connection>> Make(const Options& options, TimePoint deadline, int stop_fd);
 
   /// Handles the daemon's messages until the session ends or `stop_fd` becomes readable.
   void Serve(int stop_fd);

@@ -9,8 +9,11 @@
 namespace kvtier::client {
 namespace {
 
-/// For releases and renewals that nobody waits for.
-constexpr Duration kBackgroundTimeout = std::chrono::seconds(1);
+/// For a renewal, which a fetch waits for.
+constexpr Duration kRenewTimeout = std::chrono::seconds(1);
+/// For a release that nobody waits for: a daemon that hangs for less frees the lease as soon as it answers
+/// again.
+constexpr Duration kBackgroundReleaseTimeout = std::chrono::minutes(1);
 /// Part of a deadline that is left for the way back of a reply that the daemon sends at the last moment.
 constexpr int kReplyShare = 10;
 
@@ -88,7 +91,7 @@ void ReleaseInBackground(Connection& connection, uint64_t lease) {
   v1::ReleaseRequest request;
   request.set_session_token(connection.token());
   request.set_lease(lease);
-  connection.rpc().ReleaseAsync(std::move(request), Now() + kBackgroundTimeout);
+  connection.rpc().ReleaseAsync(std::move(request), Now() + kBackgroundReleaseTimeout);
 }
 
 v1::AcquireRequest MakeRequest(const Connection& connection, uint32_t remote_model, uint64_t lease,
@@ -128,7 +131,7 @@ Status Lease::CheckAndRenew(TimePoint now) {
       std::chrono::duration_cast<std::chrono::milliseconds>(Duration(ttl_ns_)).count()));
   v1::RenewReply reply;
   const Status renewed =
-      connection->rpc().Call(request, reply, now + std::min(Duration(left_ns), kBackgroundTimeout));
+      connection->rpc().Call(request, reply, now + std::min(Duration(left_ns), kRenewTimeout));
   if (renewed.ok()) StartTtl(now, Duration(ttl_ns_));
   if (renewed.code() == Code::kStale) expires_ns_ = 0;
   // Otherwise it goes on until it expires.
@@ -170,6 +173,8 @@ Status Release(const Lease& lease, TimePoint deadline) {
   const Status status = lease.connection->rpc().Call(request, reply, deadline);
   if (status.code() == Code::kUnauthenticated)
     return Status(Code::kStale, "the session of the lease has ended");
+  // gRPC takes a call back at its deadline, so the daemon may never see this one.
+  if (status.code() == Code::kDeadlineExceeded) ReleaseInBackground(*lease.connection, lease.id);
   return status;
 }
 

@@ -54,7 +54,8 @@ struct Query;
 /// connection.
 Result<std::shared_ptr<Lease>> Acquire(Client& client, const std::shared_ptr<const Model>& model,
                                        const Query& query, const AcquireOptions& options, TimePoint deadline);
-/// Errors: kStale when the daemon had ended it already.
+/// Errors: kStale when the daemon had ended it already; kDeadlineExceeded when it does not answer: then the
+/// release goes on in the background.
 Status Release(const Lease& lease, TimePoint deadline);
 
 }  // namespace kvtier::client

@@ -3,6 +3,7 @@
 #include <grpc/support/time.h>
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,8 @@ using Stub = v1::Kvtier::Stub;
 
 /// A reply of 4,096 blocks stays far below.
 constexpr int kMaxMessageBytes = 8 << 20;
+/// Releases that wait for a daemon that does not answer.
+constexpr uint32_t kMaxReleasesUnderWay = 1024;
 constexpr int kReconnectBackoffMs = 20;
 constexpr int kMaxReconnectBackoffMs = 500;
 
@@ -98,7 +101,8 @@ enum class Patience : uint8_t { kNone, kUntilConnected };
 
 struct Rpc::Channel {
   std::unique_ptr<Stub> stub;
-  AsyncCalls async;  ///< goes first: its calls use the stub
+  std::atomic<uint32_t> releases_under_way = 0;
+  AsyncCalls async;  ///< goes first: its calls use the others
 
   template <typename Request, typename Reply>
   Status Unary(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
@@ -183,9 +187,14 @@ void Rpc::WaitTicketAsync(v1::WaitTicketRequest request, TimePoint deadline, Put
 }
 
 void Rpc::ReleaseAsync(v1::ReleaseRequest request, TimePoint deadline) {
+  std::atomic<uint32_t>& under_way = channel_->releases_under_way;
+  const auto ended = [&under_way](const Status&, const v1::ReleaseReply&) { --under_way; };
+  if (++under_way > kMaxReleasesUnderWay) {
+    --under_way;
+    return;
+  }
   channel_->Async<v1::ReleaseRequest, v1::ReleaseReply>(&Stub::PrepareAsyncRelease, std::move(request),
-                                                        deadline,
-                                                        [](const Status&, const v1::ReleaseReply&) {});
+                                                        deadline, ended);
 }
 
 }  // namespace kvtier::client

@@ -42,7 +42,7 @@ class Rpc {
   using PutDone = std::function<void(const Status& status, const v1::PutReply& reply)>;
   void PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done);
   void WaitTicketAsync(v1::WaitTicketRequest request, TimePoint deadline, PutDone done);
-  /// Sent and forgotten: the lease would end by its TTL as well.
+  /// Sent and forgotten; dropped when too many are under way. The lease then ends by its TTL.
   void ReleaseAsync(v1::ReleaseRequest request, TimePoint deadline);
 
  private:

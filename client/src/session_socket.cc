@@ -34,7 +34,11 @@ UniqueFd TakeDescriptor(msghdr& header) {
   return kept;
 }
 
-Status ConnectBy(int fd, const std::string& path, TimePoint deadline) {
+Status Stopped() {
+  return Status(Code::kCancelled, "the handle is being closed");
+}
+
+Status ConnectBy(int fd, const std::string& path, TimePoint deadline, int stop_fd) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -49,7 +53,9 @@ Status ConnectBy(int fd, const std::string& path, TimePoint deadline) {
     }
     if (SteadyClock().Now() >= deadline)
       return Status(Code::kUnavailable, "the daemon at " + path + " does not answer");
-    ::poll(nullptr, 0, 1);
+    pollfd stop{.fd = stop_fd, .events = POLLIN, .revents = 0};
+    ::poll(&stop, 1, 1);
+    if (stop.revents != 0) return Stopped();
   }
 }
 
@@ -63,10 +69,10 @@ int PollTimeoutMs(TimePoint deadline, int limit_ms) {
 }
 
 Result<SessionSocket> SessionSocket::Connect(const std::string& path, const std::string& client_name,
-                                             TimePoint deadline) {
+                                             TimePoint deadline, int stop_fd) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return StatusFromErrno(errno, "socket");
-  KVTIER_TRY(ConnectBy(fd.get(), path, deadline));
+  KVTIER_TRY(ConnectBy(fd.get(), path, deadline, stop_fd));
   SessionSocket socket(std::move(fd));
   v1::ClientMessage message;
   message.mutable_hello()->set_min_protocol(kProtocol);
@@ -95,19 +101,25 @@ Result<std::optional<SessionMessage>> SessionSocket::Receive() {
 
   SessionMessage message;
   message.descriptor = TakeDescriptor(header);
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    return Status(Code::kResourceExhausted, "no descriptor left for the memory that the daemon hands over");
+  }
+  if ((header.msg_flags & MSG_TRUNC) != 0 ||
       !message.body.ParseFromArray(bytes.data(), static_cast<int>(received))) {
     return Status(Code::kUnavailable, "the daemon sent a message that does not parse");
   }
   return std::optional<SessionMessage>(std::move(message));
 }
 
-Result<SessionMessage> SessionSocket::ReceiveBy(TimePoint deadline) {
+Result<SessionMessage> SessionSocket::ReceiveBy(TimePoint deadline, int stop_fd) {
   for (;;) {
     KVTIER_ASSIGN(std::optional<SessionMessage> message, Receive());
     if (message.has_value()) return std::move(*message);
-    pollfd poll{.fd = fd_.get(), .events = POLLIN, .revents = 0};
-    if (::poll(&poll, 1, PollTimeoutMs(deadline, kMaxPollMs)) == 0 && SteadyClock().Now() >= deadline) {
+    std::array<pollfd, 2> waits = {
+        {{.fd = fd_.get(), .events = POLLIN, .revents = 0}, {.fd = stop_fd, .events = POLLIN, .revents = 0}}};
+    const int ready = ::poll(waits.data(), waits.size(), PollTimeoutMs(deadline, kMaxPollMs));
+    if (waits[1].revents != 0) return Stopped();
+    if (ready == 0 && SteadyClock().Now() >= deadline) {
       return Status(Code::kDeadlineExceeded, "the daemon does not answer on the session socket");
     }
   }

@@ -21,14 +21,16 @@ struct SessionMessage {
 /// Shutdown on any.
 class SessionSocket {
  public:
-  /// Connects and says hello. Errors: kUnavailable when nobody listens or answers by `deadline`.
+  /// Connects and says hello. Errors: kUnavailable when nobody listens or answers by `deadline`; kCancelled
+  /// once `stop_fd` is readable.
   static Result<SessionSocket> Connect(const std::string& path, const std::string& client_name,
-                                       TimePoint deadline);
+                                       TimePoint deadline, int stop_fd);
 
-  /// The next message; nullopt when none is there now. Errors: kUnavailable at end of file.
+  /// The next message; nullopt when none is there now. Errors: kUnavailable at end of file;
+  /// kResourceExhausted when this process has no descriptor left for the one that came along.
   Result<std::optional<SessionMessage>> Receive();
-  /// Waits for it. Errors: kDeadlineExceeded, kUnavailable.
-  Result<SessionMessage> ReceiveBy(TimePoint deadline);
+  /// Waits for it. Errors: those of Receive; kDeadlineExceeded; kCancelled once `stop_fd` is readable.
+  Result<SessionMessage> ReceiveBy(TimePoint deadline, int stop_fd);
   /// False when the socket takes no more at the moment.
   bool TrySend(const v1::ClientMessage& message);
   /// Makes both ends see the end of the session.

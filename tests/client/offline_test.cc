@@ -66,6 +66,12 @@ TEST(Offline, FetchMarksEveryBlockStaleForAStaleLease) {
   EXPECT_EQ(results[1].code, KVTIER_STALE);
 }
 
+TEST(Offline, FetchOfMoreBlocksThanALeaseHoldsTouchesNoResult) {
+  kvtier_block_result result = {};
+  EXPECT_EQ(kvtier_fetch(nullptr, 0, SIZE_MAX, 0, 0, nullptr, &result), KVTIER_INVALID_ARGUMENT);
+  EXPECT_EQ(result.code, KVTIER_OK);
+}
+
 TEST(Offline, EveryCodeHasAName) {
   EXPECT_STREQ(kvtier_code_name(KVTIER_OK), "OK");
   EXPECT_STREQ(kvtier_code_name(KVTIER_CORRUPT), "CORRUPT");

@@ -103,6 +103,38 @@ TEST_F(Leases, S18_ExpiryIsSeenByEveryReadInTheSameWay) {
   EXPECT_EQ(kvtier_release(lease), KVTIER_STALE);
 }
 
+TEST_F(Leases, AFetchOutsideTheLeaseTouchesNoResult) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  Fill(engine, 4, 2);
+  kvtier_lease* lease = AcquireRaw(engine, engine.Keys(Tokens(4, 2 * kBlockTokens)));
+  Kv out(2 * kBlockTokens);
+  const kvtier_view view = out.View();
+  struct {
+    size_t first, count;
+  } const outside[] = {{0, 3}, {1, 2}, {2, 1}, {0, 0}, {SIZE_MAX, 2}, {1, SIZE_MAX}, {0, SIZE_MAX / 2}};
+  for (const auto& range : outside) {
+    kvtier_block_result results[3] = {};
+    EXPECT_EQ(kvtier_fetch(lease, range.first, range.count, 0, 0, &view, results), KVTIER_INVALID_ARGUMENT);
+    for (const auto& result : results) EXPECT_EQ(result.code, KVTIER_OK) << range.first << ' ' << range.count;
+  }
+  EXPECT_EQ(kvtier_release(lease), KVTIER_OK);
+}
+
+TEST_F(Leases, S54_AReleaseThatAHungDaemonMissedFreesTheLeaseOnceItAnswers) {
+  StartDaemon({});
+  constexpr uint32_t kTimeoutMs = 500;
+  auto engine = Engine::Connect(daemon_->socket(), TestSpec(), kTimeoutMs);
+  ASSERT_TRUE(engine);
+  Fill(*engine, 5, 1);
+  kvtier_lease* lease = AcquireRaw(*engine, engine->Keys(Tokens(5, kBlockTokens)), kPatienceMs);
+  ASSERT_EQ(LeasesLive(), 1);
+  ASSERT_TRUE(daemon_->Pause());
+  EXPECT_EQ(kvtier_release(lease), KVTIER_DEADLINE_EXCEEDED);
+  daemon_->Continue();
+  EXPECT_TRUE(Eventually(10, [&] { return LeasesLive() == 0; })) << "it stays pinned until its TTL";
+}
+
 TEST_F(Leases, S61_ReadingRenewsALease) {
   StartDaemon({});
   const Engine engine = Connect();

@@ -1,6 +1,8 @@
 // What a client is to the process that it lives in, and to others: fork, exhaustion, other users.
+#include <fcntl.h>
 #include <grp.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +31,30 @@ int InChild(uid_t uid, const std::function<int()>& body) {
 class Processes : public E2eTest {};
 
 // Tests whose children open handles come first: the parent has opened none by then.
+
+TEST_F(Processes, S58_OpenWithFewDescriptorsLeftIsACodeWithText) {
+  StartDaemon({});
+  int opened = 0;
+  for (int left = 0; left <= 24; ++left) {
+    // A child each, because gRPC takes its first descriptors once in a process.
+    const int code = InChild(0, [&] {
+      const rlimit limit{.rlim_cur = 128, .rlim_max = 128};
+      if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return 97;
+      std::vector<int> taken;
+      for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
+      for (int i = 0; i < left; ++i, taken.pop_back()) ::close(taken.back());
+      const kvtier_code answer = Engine::Connect(daemon_->socket()).code();
+      const bool says_why = std::string(api::LastError()).find("descriptor") != std::string::npos;
+      return answer == KVTIER_OK || says_why ? static_cast<int>(answer) : 98;
+    });
+    EXPECT_TRUE(code == KVTIER_OK || code == KVTIER_RESOURCE_EXHAUSTED) << left << " left: " << code;
+    if (left < 16) {
+      EXPECT_EQ(code, KVTIER_RESOURCE_EXHAUSTED) << left << " left";
+    }
+    opened += code == KVTIER_OK ? 1 : 0;
+  }
+  EXPECT_GT(opened, 0);
+}
 
 TEST_F(Processes, S70_TwoUsersShareNoMemoryAndNoHit) {
   if (::geteuid() != 0) GTEST_FAIL() << "this test starts processes of two users and must run as root";
@@ -206,6 +232,15 @@ TEST_F(Processes, S58_ExhaustedLimitsAreCodes) {
   const Engine second = Connect();
   EXPECT_EQ(Engine::Connect(daemon_->socket()).code(), KVTIER_RESOURCE_EXHAUSTED);
   EXPECT_EQ(engine.Hits(sequence), 1u) << "who is in stays in";
+}
+
+TEST_F(Processes, S58_ModelIdsAreBytesAndTooLongOnesAreCodesWithText) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  EXPECT_TRUE(engine.client.RegisterModel(TestSpec("\xff\xfe"))) << api::LastError();
+  const std::string huge(5 << 20, 'x');
+  EXPECT_EQ(engine.client.RegisterModel(TestSpec(huge.c_str())).code(), KVTIER_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(api::LastError()).find("model_id"), std::string::npos) << api::LastError();
 }
 
 TEST_F(Processes, S52_ABlockAboveTheLimitIsATypedError) {

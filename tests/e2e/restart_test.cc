@@ -72,6 +72,17 @@ TEST_F(Restarts, S54_WithAHungDaemonEveryCallEndsAtItsDeadline) {
       10, [&] { return engine.Hits(sequence) == 4 || engine.Hits(fresh) > 0 || engine.client.Stats(); }));
 }
 
+TEST_F(Restarts, S54_OpenAtAHungDaemonEndsAtItsTimeout) {
+  StartDaemon({});
+  ASSERT_TRUE(daemon_->Pause());
+  for (const uint32_t timeout_ms : {0u, 50u, 400u}) {
+    const auto start = Clock::now();
+    EXPECT_EQ(Engine::Connect(daemon_->socket(), TestSpec(), timeout_ms).code(), KVTIER_UNAVAILABLE);
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+    EXPECT_LT(took, 900) << timeout_ms;
+  }
+}
+
 TEST_F(Restarts, S54_WithADeadDaemonEveryCallIsAMissAtOnce) {
   StartDaemon({});
   const Engine engine = Connect();

@@ -73,7 +73,8 @@ typedef struct kvtier_options {
   uint32_t timeout_ms;     /* default deadline of every call; 0: 100 */
 } kvtier_options;
 
-/* Connects. KVTIER_UNAVAILABLE when no daemon answers within the time-out (then *out is NULL). */
+/* Connects. KVTIER_UNAVAILABLE when no daemon answers within the time-out (then *out is NULL).
+ * KVTIER_RESOURCE_EXHAUSTED when the process has room for fewer than 16 more descriptors. */
 KVTIER_API kvtier_code kvtier_open(const kvtier_options* options, kvtier_client** out);
 /* Ends the connection: leases and tickets with it. NULL is allowed. */
 KVTIER_API void kvtier_close(kvtier_client* handle);
@@ -208,13 +209,14 @@ typedef struct kvtier_block_result {
 } kvtier_block_result;
 
 /* Decodes blocks [first, first + count) of the lease, layers [first_layer, first_layer + layers) (layers 0:
- * all), into the view. `results` has room for count. KVTIER_OK when every block is; else the code of the
+ * all), into the view. `results` has room for count; a range outside the lease is KVTIER_INVALID_ARGUMENT and
+ * leaves it as it was. KVTIER_OK when every block is; else the code of the
  * first that is not. */
 KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
                                     uint32_t layers, const kvtier_view* destination,
                                     kvtier_block_result* results);
 /* Frees the lease in every case, also when the answer is an error. KVTIER_STALE: it had expired. NULL is
- * KVTIER_STALE. */
+ * KVTIER_STALE. After KVTIER_DEADLINE_EXCEEDED the release goes on in the background. */
 KVTIER_API kvtier_code kvtier_release(kvtier_lease* lease);
 
 /* ---- writing */
@@ -236,8 +238,10 @@ typedef struct kvtier_put_result {
 
 /* Copies the blocks out of the view; when it returns the source may be overwritten. The run of blocks at the
  * front that is present is not read; a durable put reads all, so that the daemon can make them durable. With
- * query->tokens, tail blocks that a stored block covers are dropped. The outcome of each block comes with
- * kvtier_wait; a ticket that is not waited for costs nothing. KVTIER_DEADLINE_EXCEEDED and
+ * query->tokens, tail blocks that a stored block covers are dropped. A parent keeps at most 4 tail blocks,
+ * the newest ones: a fifth takes the place of the oldest. The parent of a sequence shorter than a block is
+ * the root (the namespace), so that all such sequences of a model share the root's four. The outcome of each
+ * block comes with kvtier_wait; a ticket that is not waited for costs nothing. KVTIER_DEADLINE_EXCEEDED and
  * KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were, and *ticket is theirs. */
 KVTIER_API kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kvtier_view* source,
                                   const kvtier_put_options* options, kvtier_ticket* ticket);
