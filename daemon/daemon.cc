@@ -59,6 +59,27 @@ Status CheckMemory(const std::vector<TierConfig>& tiers) {
                                             FormatBytes(limit >> 20 << 20) + " of memory");
 }
 
+/// One line for each kind of damage that a start found: an operator may want to act on it.
+void TellAboutDamage(const TierConfig& tier, const ColdRecovery& recovery) {
+  if (recovery.index_rebuilt) {
+    spdlog::warn("tier {}: the index in {} was damaged: moved aside and rebuilt", tier.name, tier.path);
+  }
+  if (recovery.foreign_files > 0) {
+    spdlog::warn("tier {}: {} segment files of another store in {}: renamed to .foreign", tier.name,
+                 recovery.foreign_files, tier.path);
+  }
+  if (recovery.damaged_headers > 0) {
+    spdlog::warn("tier {}: {} segments with a damaged header in {}", tier.name, recovery.damaged_headers,
+                 tier.path);
+  }
+  if (recovery.unknown_model_blocks > 0) {
+    spdlog::warn("tier {}: {} blocks in {} are of no use: their model's file is missing or damaged",
+                 tier.name, recovery.unknown_model_blocks, tier.path);
+  }
+  const uint64_t others = recovery.dropped_records - recovery.unknown_model_blocks;
+  if (others > 0) spdlog::warn("tier {}: {} damaged records in {} dropped", tier.name, others, tier.path);
+}
+
 class DaemonImpl final : public Daemon {
  public:
   DaemonImpl(const Config& config, std::string version)
@@ -87,16 +108,8 @@ class DaemonImpl final : public Daemon {
   }
 
   void Supervise() override {
-    const std::string problem = Problem();
-    if (problem == last_problem_) return;
-    if (problem.empty()) {
-      spdlog::info("all threads make progress again");
-    } else {
-      spdlog::error("{}", problem);
-    }
-    // Only the change is added: threads that fail add themselves.
-    metrics_.unhealthy_threads.Add((problem.empty() ? 0 : 1) - (last_problem_.empty() ? 0 : 1));
-    last_problem_ = problem;
+    TellAboutCircuits();
+    TellAboutThreads();
   }
 
   void Stop() override {
@@ -116,6 +129,34 @@ class DaemonImpl final : public Daemon {
   }
 
  private:
+  void TellAboutThreads() {
+    const std::string problem = Problem();
+    if (problem == last_problem_) return;
+    if (problem.empty()) {
+      spdlog::info("all threads make progress again");
+    } else {
+      spdlog::error("{}", problem);
+    }
+    // Only the change is added: threads that fail add themselves.
+    metrics_.unhealthy_threads.Add((problem.empty() ? 0 : 1) - (last_problem_.empty() ? 0 : 1));
+    last_problem_ = problem;
+  }
+
+  /// A full or failing device is shown by the tier's circuit. Puts go on without the tier: nobody else tells.
+  void TellAboutCircuits() {
+    for (size_t i = 0; i < tiers_.size(); ++i) {
+      const bool open = metrics_.tier[i].circuit_open.Get() != 0;
+      if (open == circuit_was_open_[i]) continue;
+      circuit_was_open_[i] = open;
+      if (open) {
+        spdlog::warn("tier {}: writes fail ({} so far): it takes no blocks until one succeeds",
+                     tiers_[i].name, metrics_.tier[i].write_errors.Get());
+      } else {
+        spdlog::info("tier {}: takes writes again", tiers_[i].name);
+      }
+    }
+  }
+
   Status StartExporter() {
     if (!config_.metrics.enabled) return Status::Ok();
     ExporterOptions options;
@@ -159,6 +200,8 @@ class DaemonImpl final : public Daemon {
                    recovery_[i].blocks.size(), recovery_[i].models.size(), tier.path,
                    recovery_[i].dropped_records,
                    cold_stores_[i]->direct_io() ? "O_DIRECT" : "no O_DIRECT: buffered I/O");
+      TellAboutDamage(tier, recovery_[i]);
+      metrics_.cold_recovery_dropped.Add(recovery_[i].dropped_records);
     }
     return Status::Ok();
   }
@@ -333,6 +376,7 @@ class DaemonImpl final : public Daemon {
   std::unique_ptr<GrpcServer> grpc_;
   std::atomic<bool> ready_{false};
   std::string last_problem_;
+  std::array<bool, kMaxTiers> circuit_was_open_{};
   std::unique_ptr<Exporter> exporter_;
 };
 

@@ -54,6 +54,10 @@ struct CounterRow {
 };
 constexpr CounterRow kCounters[] = {
     {&Metrics::puts_offered, "kvtier_put_offered_blocks_total", "Blocks that clients offered to store."},
+    {&Metrics::puts_not_durable, "kvtier_put_durable_failed_total",
+     "Blocks of durable puts that could not be made durable."},
+    {&Metrics::cold_recovery_dropped, "kvtier_cold_recovery_dropped_total",
+     "Records and models in cold tiers that were dropped at start because they did not check out."},
     {&Metrics::lookups, "kvtier_lookups_total", "Lookup calls answered."},
     {&Metrics::lookup_keys, "kvtier_lookup_keys_total", "Keys that lookups asked for."},
     {&Metrics::lookup_hit_keys, "kvtier_lookup_hit_keys_total",

@@ -70,7 +70,9 @@ struct Metrics {
       moves;  ///< [from][to]; index kMaxTiers as `from` = put
 
   Counter puts_offered, puts_stored, puts_present, puts_rejected,
-      puts_dropped;  ///< blocks: offered = stored + present + rejected + dropped (+ in flight)
+      puts_dropped;               ///< blocks: offered = stored + present + rejected + dropped (+ in flight)
+  Counter puts_not_durable;       ///< blocks of durable puts, by the end of their tickets
+  Counter cold_recovery_dropped;  ///< blocks and models found at start that are of no use
   Counter lookups, lookup_keys, lookup_hit_keys;
   Counter acquires, acquired_blocks, missed_blocks, partial_acquires;
   Counter namespace_mismatches, unsupported_images, quarantined_blocks, stranded_blocks,

@@ -28,6 +28,7 @@ class Recovery {
   Result<ColdRecovery> Run() {
     KVTIER_ASSIGN(const std::vector<ColdSegments::Found> found, segments_.Load(io_));
     for (const ColdSegments::Found& segment : found) found_.emplace(segment.number, segment);
+    out_.foreign_files = segments_.foreign();
     KVTIER_TRY(LoadIndex());
     AdoptDamagedSegments();
     KVTIER_TRY(DropEntriesWithoutRecord());
@@ -46,6 +47,7 @@ class Recovery {
     if (bad_entries.status().code() == Code::kDataLoss) {
       entries_.clear();
       must_scan_ = true;
+      out_.index_rebuilt = true;
       index_.reset();
       KVTIER_TRY(MoveIndexAside(index_options_.folder));
       KVTIER_ASSIGN(index_, ColdIndex::Open(index_options_));
@@ -61,6 +63,7 @@ class Recovery {
   void AdoptDamagedSegments() {
     for (auto& [number, segment] : found_) {
       if (segment.sequence != 0) continue;
+      ++out_.damaged_headers;
       uint64_t sequence = 0;
       for (const ColdRecord& entry : entries_) {
         if (entry.place.container == number) sequence = std::max(sequence, entry.place.epoch);
@@ -211,10 +214,11 @@ Status MoveIndexAside(const std::string& folder) {
   return Status::Ok();
 }
 
-Result<std::unique_ptr<ColdIndex>> OpenOrRebuildIndex(const ColdIndex::Options& options) {
+Result<std::unique_ptr<ColdIndex>> OpenOrRebuildIndex(const ColdIndex::Options& options, bool& rebuilt) {
   Result<std::unique_ptr<ColdIndex>> index = ColdIndex::Open(options);
   if (index.ok() || index.status().code() == Code::kResourceExhausted) return index;
   KVTIER_TRY(MoveIndexAside(options.folder));
+  rebuilt = true;
   return ColdIndex::Open(options);
 }
 

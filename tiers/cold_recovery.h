@@ -7,10 +7,10 @@
 
 namespace kvtier {
 
-/// Opens the index; one that does not open or is damaged is moved aside as `folder`.broken-N (the newest few
-/// are kept) and a new one is made, which the scan then fills. Errors: kResourceExhausted, kUnavailable (also
-/// a new one does not open).
-Result<std::unique_ptr<ColdIndex>> OpenOrRebuildIndex(const ColdIndex::Options& options);
+/// Opens the index; one that does not open or is damaged (`rebuilt`) is moved aside as `folder`.broken-N (the
+/// newest few are kept) and a new one is made, which the scan then fills. Errors: kResourceExhausted,
+/// kUnavailable (also a new one does not open).
+Result<std::unique_ptr<ColdIndex>> OpenOrRebuildIndex(const ColdIndex::Options& options, bool& rebuilt);
 /// Moves the index's folder aside. The index must be closed.
 Status MoveIndexAside(const std::string& folder);
 

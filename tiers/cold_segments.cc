@@ -20,6 +20,7 @@ namespace {
 constexpr std::string_view kSuffix = ".seg";
 constexpr std::string_view kNewSuffix = ".seg.new";
 constexpr std::string_view kForeignSuffix = ".foreign";
+constexpr uint32_t kMaxForeignNames = 100;
 constexpr size_t kNumberDigits = 8;
 
 std::string NumberText(uint32_t number) {
@@ -83,9 +84,8 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
     }
     Result<Found> found = Inspect(*number, io);
     if (found.status().code() == Code::kFailedPrecondition) {
-      if (::rename(path.c_str(), (path + std::string(kForeignSuffix)).c_str()) != 0) {
-        return StatusFromErrno(errno, "move foreign " + path + " aside");
-      }
+      KVTIER_TRY(SetAside(path));
+      ++foreign_;
       continue;
     }
     if (!found.ok()) return found.status();
@@ -99,6 +99,20 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
   }
   present_ = static_cast<uint32_t>(all.size());
   return all;
+}
+
+Status ColdSegments::SetAside(const std::string& path) {
+  for (uint32_t attempt = 1; attempt <= kMaxForeignNames; ++attempt) {
+    const std::string suffix = attempt == 1 ? "" : "-" + std::to_string(attempt);
+    const std::string aside = path + std::string(kForeignSuffix) + suffix;
+    // NOREPLACE: what was set aside before may be somebody's only copy.
+    if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) == 0) {
+      return Status::Ok();
+    }
+    if (errno != EEXIST) return StatusFromErrno(errno, "move foreign " + path + " aside");
+  }
+  return Status(Code::kFailedPrecondition, "foreign " + path + ": " + std::to_string(kMaxForeignNames) +
+                                               " files of that name were set aside already: remove some");
 }
 
 Result<ColdSegments::Found> ColdSegments::Inspect(uint32_t number, BlockIo& io) const {

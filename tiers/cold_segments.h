@@ -43,7 +43,8 @@ class ColdSegments {
   explicit ColdSegments(Options options);
 
   /// Lists the folder and reads every header. Half-made files and those above the limit are removed; a sound
-  /// header of another store gets its file renamed to NAME.foreign. Errors: kUnavailable, kPermissionDenied.
+  /// header of another store gets its file renamed to NAME.foreign, NAME.foreign-2 and so on. Errors:
+  /// kUnavailable, kPermissionDenied, kFailedPrecondition (no free name).
   Result<std::vector<Found>> Load(BlockIo& io);
   /// Writes a new header over a damaged one.
   Status RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io);
@@ -56,6 +57,7 @@ class ColdSegments {
   /// Starts a new use: every record that stands in the segment is dead from here on. Synced.
   Status Recycle(uint32_t number, uint64_t new_sequence, BlockIo& io);
 
+  uint32_t foreign() const { return foreign_; }  ///< files that Load set aside
   uint32_t count() const;
   const Options& options() const { return options_; }
 
@@ -73,11 +75,13 @@ class ColdSegments {
   Result<FilePtr> OpenFile(const std::string& path, int extra_flags) const;
   Result<FilePtr> OpenPresent(uint32_t number);
   Result<FilePtr> CreateFile(uint32_t number, uint64_t sequence, BlockIo& io) const;
+  static Status SetAside(const std::string& path);
   Result<Found> Inspect(uint32_t number, BlockIo& io) const;
   Status WriteHeader(const File& file, uint32_t number, uint64_t sequence, BlockIo& io) const;
   void KeepOpen(Segment& segment, FilePtr file);
 
   const Options options_;
+  uint32_t foreign_ = 0;  ///< written by Load only
   mutable std::mutex mutex_;
   std::condition_variable created_;
   std::vector<Segment> segments_;  ///< by number

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "tiers/cold_folder.h"
 #include "tiers/cold_io.h"
@@ -16,12 +17,13 @@ namespace {
 class FileColdStore final : public ColdStore {
  public:
   FileColdStore(const ColdStoreOptions& options, ColdFolder folder, std::unique_ptr<ColdIndex> index,
-                std::unique_ptr<BlockIo> start_io)
+                bool index_rebuilt, std::unique_ptr<BlockIo> start_io)
       : options_(options),
         folder_(std::move(folder)),
         index_options_(IndexOptions(options, folder_)),
         start_io_(std::move(start_io)),
         index_(std::move(index)),
+        index_rebuilt_(index_rebuilt),
         segments_({.folder = folder_.segments(),
                    .uuid = folder_.uuid,
                    .segment_bytes = options.segment_bytes,
@@ -65,6 +67,7 @@ class FileColdStore final : public ColdStore {
   const ColdIndex::Options index_options_;
   const std::unique_ptr<BlockIo> start_io_;  ///< for Recover, on the thread that made the store
   std::unique_ptr<ColdIndex> index_;
+  const bool index_rebuilt_;  ///< when the store was opened
   ColdSegments segments_;
   bool recovered_ = false;
 };
@@ -128,10 +131,23 @@ Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std
   return RunWithTimeout(io, WriteRequest(file->fd.get(), place.offset, memory));
 }
 
+/// A block without its model can never be read, but its record stays: the model may be put back by hand, and
+/// else the segment is recycled like any other.
+void KeepBlocksOfKnownModels(ColdRecovery& recovery) {
+  std::set<decltype(NamespaceDigest::bytes)> known;
+  for (const ModelRecord& model : recovery.models) known.insert(model.name_space.bytes);
+  recovery.unknown_model_blocks = std::erase_if(recovery.blocks, [&](const RecoveredBlock& block) {
+    return !known.contains(block.identity.name_space.bytes);
+  });
+  recovery.dropped_records += recovery.unknown_model_blocks;
+}
+
 Result<ColdRecovery> FileColdStore::Recover() {
   KVTIER_CHECK(!recovered_);
   KVTIER_ASSIGN(ColdRecovery recovery, RecoverRecords(segments_, index_, index_options_, *start_io_));
   KVTIER_ASSIGN(recovery.models, ReadModelFiles(folder_.models(), recovery.dropped_records));
+  recovery.index_rebuilt |= index_rebuilt_;
+  KeepBlocksOfKnownModels(recovery);
   for (RecoveredBlock& block : recovery.blocks) block.place.tier = options_.tier;
   recovered_ = true;
   return recovery;
@@ -174,10 +190,12 @@ Result<std::unique_ptr<ColdStore>> ColdStore::Make(ColdStoreOptions options) {
   KVTIER_TRY(CheckOptions(options));
   KVTIER_ASSIGN(std::unique_ptr<BlockIo> io, MakeBlockIo(BlockIoKind::kSync));
   KVTIER_ASSIGN(ColdFolder folder, OpenColdFolder(options, *io));
-  Result<std::unique_ptr<ColdIndex>> index = OpenOrRebuildIndex(FileColdStore::IndexOptions(options, folder));
+  bool rebuilt = false;
+  Result<std::unique_ptr<ColdIndex>> index =
+      OpenOrRebuildIndex(FileColdStore::IndexOptions(options, folder), rebuilt);
   if (!index.ok()) return index.status().WithContext("cold store " + options.path);
-  return std::unique_ptr<ColdStore>(
-      std::make_unique<FileColdStore>(options, std::move(folder), std::move(index).value(), std::move(io)));
+  return std::unique_ptr<ColdStore>(std::make_unique<FileColdStore>(
+      options, std::move(folder), std::move(index).value(), rebuilt, std::move(io)));
 }
 
 }  // namespace kvtier

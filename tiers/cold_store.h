@@ -68,8 +68,13 @@ struct ColdRecovery {
   std::vector<ModelRecord> models;
   std::vector<RecoveredBlock> blocks;
   std::vector<RecoveredSegment> segments;
-  uint64_t dropped_records = 0;  ///< index entries, records and models that did not check out
-  uint64_t scanned_records = 0;  ///< of `blocks`: found by the scan, not in the index
+  /// Index entries, records and models that did not check out, and blocks of models that are not there.
+  uint64_t dropped_records = 0;
+  uint64_t unknown_model_blocks = 0;  ///< of dropped_records: sound, but their model is missing or damaged
+  uint64_t foreign_files = 0;         ///< segments of another store, renamed
+  uint64_t damaged_headers = 0;       ///< of segments; repaired from the index or, without it, lost
+  bool index_rebuilt = false;         ///< it was damaged and is moved aside
+  uint64_t scanned_records = 0;       ///< of `blocks`: found by the scan, not in the index
 };
 
 /// Append-only segment files of self-describing records, with an index in RocksDB (tiers/FORMAT.md).

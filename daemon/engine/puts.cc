@@ -311,7 +311,10 @@ void EngineImpl::AdvancePut(OpId id) {
   PutReply result;
   for (const PutOp::Block& block : op.blocks) {
     result.blocks.push_back(block.outcome);
-    if (block.durable != Code::kOk) result.blocks.back().code = block.durable;
+    Code& code = result.blocks.back().code;
+    if (block.durable != Code::kOk) code = block.durable;
+    const bool safe = code == Code::kOk || code == Code::kAlreadyExists;
+    if (op.durability == Durability::kDurable && !safe) metrics_.puts_not_durable.Add();
   }
   const SessionId session = op.session;
   const TicketId ticket = op.ticket;

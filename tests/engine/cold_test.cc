@@ -1,3 +1,4 @@
+#include "daemon/engine/circuit.h"
 #include "tests/engine/ladder_fixture.h"
 
 namespace kvtier {
@@ -39,6 +40,24 @@ TEST_F(ColdTest, ADurablePutIsFoundAfterARestart) {
     EXPECT_EQ(reply.run[i].precision, Precision::kInt4);  // durable is INT4 whatever the tier makes of others
     EXPECT_EQ(reply.run[i].served_from, kCold);
   }
+}
+
+TEST_F(ColdTest, BlocksOfDurablePutsThatDoNotBecomeDurableAreCounted) {
+  harness.fake().cold_fault = [](const ColdJob& job) { return IfCommit(job, Code::kResourceExhausted); };
+  EXPECT_EQ(PutCodes(1, 4, Durability::kDurable), std::vector<Code>(4, Code::kOk));
+  ASSERT_TRUE(WaitLast().ok());
+  EXPECT_EQ(harness.metrics().puts_not_durable.Get(), 4u);
+  // Its circuit is open now: the tier is not even asked.
+  PutCodes(5, 2, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  EXPECT_EQ(harness.metrics().puts_not_durable.Get(), 6u);
+  harness.fake().cold_fault = nullptr;
+  harness.Advance(2 * kCircuitOpenFor);
+  PutCodes(7, 1, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  EXPECT_EQ(harness.metrics().puts_not_durable.Get(), 6u);
+  PutCodes(8, 1);
+  EXPECT_EQ(harness.metrics().puts_not_durable.Get(), 6u);
 }
 
 TEST_F(ColdTest, RecoveredTailsHangOnTheirParents) {

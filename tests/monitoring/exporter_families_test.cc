@@ -26,6 +26,8 @@ TEST(ExporterFamilies, CountersAreExact) {
   metrics.puts_stored.Add(6);
   metrics.puts_present.Add(3);
   metrics.puts_rejected.Add(1);
+  metrics.puts_not_durable.Add(7);
+  metrics.cold_recovery_dropped.Add(8);
   metrics.tier[1].hits[3].Add(42);
   metrics.moves[0][1].bytes.Add(123'456'789'012'345);
   metrics.moves[kMaxTiers][0].blocks.Add(6);
@@ -33,6 +35,8 @@ TEST(ExporterFamilies, CountersAreExact) {
   metrics.leases_live.Set(-1);
   const std::string text = TextOf(metrics);
   EXPECT_THAT(text, HasSubstr("\nkvtier_put_offered_blocks_total 10\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_put_durable_failed_total 7\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_cold_recovery_dropped_total 8\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"stored\"} 6\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"present\"} 3\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_put_blocks_total{outcome=\"rejected\"} 1\n"));

@@ -47,6 +47,7 @@ int Run(const std::string& folder, const std::string& point, uint64_t n, uint64_
   FaultyBlockIo faulty(*io);
   auto store = ColdStore::Make(TestColdOptions(folder)).value();
   const ColdRecovery recovery = store->Recover().value();
+  KVTIER_CHECK(store->PutModel({.name_space = TestNamespace(), .fields = "fields"}).ok());
   TestAllocator allocator;
   allocator.ContinueAfter(recovery);
   for (uint64_t i = 1; i <= n + 1; ++i) {

@@ -86,6 +86,7 @@ TEST_P(ColdMoveTest, ABlockGoesDownAndComesBackWithTheSameBytes) {
 }
 
 TEST_P(ColdMoveTest, TheScanFindsWhatWasCommitted) {
+  ASSERT_TRUE(store_->PutModel({.name_space = identity_.name_space, .fields = "fields"}).ok());
   const ColdRecord record = Demote(scratch_);
   ASSERT_TRUE(store_->Commit({&record, 1}, *io_).ok());
   LoseIndex();

@@ -70,6 +70,7 @@ TEST_F(ColdRecoveryTest, ABrokenIndexIsMovedAsideAndRebuilt) {
   }
   recovery_ = OpenStore(folder_.path());
   ExpectBack(1, 30);
+  EXPECT_TRUE(recovery_.index_rebuilt);
   EXPECT_TRUE(fs::exists(folder_.path() + "/index.broken"));
   store_.reset();
   Overwrite(folder_.path() + "/index/CURRENT", 0, "garbage!garbage!");
@@ -157,6 +158,8 @@ TEST_F(ColdRecoveryTest, S44_ADamagedSegmentHeaderIsRepairedFromTheIndex) {
   store_.reset();
   FlipBit(SegmentPath(0), 17);
   recovery_ = OpenStore(folder_.path());
+  EXPECT_EQ(recovery_.damaged_headers, 1u);
+  EXPECT_FALSE(recovery_.index_rebuilt);
   EXPECT_EQ(recovery_.blocks.size(), 10u);
   ExpectBack(1, 10);
   Reopen();
@@ -264,13 +267,39 @@ TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAside) {
   Store(50);
   store_.reset();
   fs::copy_file(other.path() + "/segments/00000000.seg", SegmentPath(7));
+  std::ofstream(SegmentPath(7) + ".foreign") << "set aside before";
   std::ofstream(folder_.path() + "/segments/readme.txt") << "not a segment";
   recovery_ = OpenStore(folder_.path());
   EXPECT_EQ(recovery_.segments.size(), 1u);
   EXPECT_EQ(Recovered(50), nullptr);
   ExpectBack(1, 3);
-  EXPECT_TRUE(fs::exists(SegmentPath(7) + ".foreign"));
+  EXPECT_EQ(recovery_.foreign_files, 1u);
+  EXPECT_EQ(fs::file_size(SegmentPath(7) + ".foreign"), 16u);
+  EXPECT_EQ(fs::file_size(SegmentPath(7) + ".foreign-2"), kTestSegmentBytes);
   EXPECT_TRUE(fs::exists(folder_.path() + "/segments/readme.txt"));
+}
+
+TEST_F(ColdRecoveryTest, S44_BlocksWhoseModelFileIsGoneOrDamagedAreDropped) {
+  StoreMany(5);
+  store_.reset();
+  const std::string model = folder_.path() + "/models/" + TestNamespace().ToHex() + ".model";
+  const std::string kept = folder_.path() + "/kept";
+  ASSERT_TRUE(fs::copy_file(model, kept));
+  FlipBit(model, fs::file_size(model) - 1);
+  recovery_ = OpenStore(folder_.path());
+  EXPECT_TRUE(recovery_.blocks.empty());
+  EXPECT_EQ(recovery_.unknown_model_blocks, 5u);
+  EXPECT_EQ(recovery_.dropped_records, 6u);  // and the model
+  store_.reset();
+  fs::remove(model);
+  recovery_ = OpenStore(folder_.path());
+  EXPECT_TRUE(recovery_.blocks.empty());
+  EXPECT_EQ(recovery_.dropped_records, 5u);
+  store_.reset();
+  fs::copy_file(kept, model);
+  recovery_ = OpenStore(folder_.path());
+  EXPECT_EQ(recovery_.dropped_records, 0u);
+  ExpectBack(1, 5);
 }
 
 TEST_F(ColdRecoveryTest, AHalfMadeSegmentIsRemoved) {

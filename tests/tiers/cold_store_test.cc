@@ -280,6 +280,7 @@ class ColdStoreOnASmallDisk : public testing::Test {
   void SetUp() override {
     store_ = ColdStore::Make(TestColdOptions(folder_.path())).value();
     ASSERT_TRUE(store_->Recover().ok());
+    ASSERT_TRUE(store_->PutModel({.name_space = TestNamespace(), .fields = "fields"}).ok());
   }
   void TearDown() override { store_.reset(); }
   Status StoreNext() {
