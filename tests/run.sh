@@ -53,7 +53,7 @@ main() {
 
   stage "TSan: build and test what is free of gRPC"
   build build/tsan all -DKVTIER_CUDA=OFF -DKVTIER_SANITIZE=thread -DKVTIER_GRPC=OFF
-  run_ctest build/tsan -LE no_sanitizer
+  TSAN_OPTIONS="suppressions=$PWD/tests/support/tsan.supp" run_ctest build/tsan -LE no_sanitizer
 
   if [ "$full" = yes ]; then
     stage "clang++: build and test"
