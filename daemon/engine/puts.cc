@@ -18,7 +18,6 @@ Status EngineImpl::CheckPut(const Put& c) {
   Session* session = FindSession(c.session);
   if (session == nullptr) return Status(Code::kStale, "the session is not open");
   KVTIER_TRY(CheckModel(*session, c.model));
-  if (draining_) return Status(Code::kUnavailable, "the daemon is being drained and takes no puts");
   if (c.blocks.empty()) return Status(Code::kInvalidArgument, "a put of no blocks");
   if (c.blocks.size() > kMaxKeysPerCall) return Status(Code::kInvalidArgument, "too many blocks");
   if (c.durability == Durability::kDurable && !PersistentTier()) {
@@ -91,6 +90,9 @@ Status EngineImpl::CheckPutBlock(const Put&, const Model& model, const PutBlock&
 }
 
 void EngineImpl::AddPutBlock(PutOp& op, Put& c, uint32_t index) {
+  // Block by block, in a good reply: an UNAVAILABLE of the whole call is what a client sees of a daemon that
+  // may still read the staging bytes, and it would end its session for it.
+  if (draining_) return EndPut(op.id, index, Code::kUnavailable, metrics_.puts_rejected);
   const Model& model = models_.at(c.model);
   PutBlock& block = c.blocks[index];
   if (const Status valid = CheckPutBlock(c, model, block); !valid.ok()) {

@@ -58,10 +58,29 @@ TEST_F(CtlTest, MovesChecksAndDropsBlocks) {
   EXPECT_EQ(Ctl(*daemon_, "verify warm").output, "checked 4, corrupt 0\n");
   EXPECT_EQ(Ctl(*daemon_, "evict warm 1").output, "evicted 1 block\n");
   EXPECT_EQ(engine.Stats().blocks, 3u);
-  EXPECT_EQ(Ctl(*daemon_, "drain").output, "drained 3 blocks\n");
-  for (const auto& result : engine.Put(engine.Keys(Tokens(2, 4 * kBlockTokens)), kv)) {
-    EXPECT_EQ(result.code, KVTIER_UNAVAILABLE) << "a drained daemon takes no puts";
+}
+
+TEST_F(CtlTest, ADrainedDaemonTakesNoPutsAndKeepsSessionsAndLeases) {
+  StartDaemon({.hot_bytes = uint64_t{64} << 20,
+               .warm_bytes = uint64_t{32} << 20,
+               .cold_bytes = uint64_t{128} << 20,
+               .more = {}});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, 4 * kBlockTokens));
+  Kv kv = Kv::Random(1, 4 * kBlockTokens);
+  engine.Put(sequence, kv);
+  auto lease = engine.model.Acquire(sequence.Query());
+  ASSERT_TRUE(lease) << kvtier_last_error();
+  EXPECT_EQ(Ctl(*daemon_, "drain").output, "drained 4 blocks\n");
+  for (int i = 0; i < 20; ++i) {
+    for (const auto& result : engine.Put(engine.Keys(Tokens(2, 4 * kBlockTokens)), kv)) {
+      EXPECT_EQ(result.code, KVTIER_UNAVAILABLE);
+    }
   }
+  std::vector<kvtier_block_result> fetched(4);
+  Kv out(4 * kBlockTokens);
+  EXPECT_EQ(lease->Fetch(0, out.View(), fetched), KVTIER_OK) << kvtier_last_error();
+  EXPECT_TRUE(out.SameOver(kv, 0, 4 * kBlockTokens));
 }
 
 TEST_F(CtlTest, SaysWhatIsWrong) {
