@@ -31,6 +31,12 @@ struct ConstLayerParts {
   std::span<const std::byte> part[kRegions];
 };
 
+/// One layer as RawLayerBytes lays it out, in shape.dtype.
+struct LayerSource {
+  std::span<const std::byte> raw;
+  Fp8Scales scales = {};
+};
+
 /// Relative rms error of a layer, sqrt(sum (x - x^)^2 / sum x^2), 0/0 = 0.
 struct LayerError {
   float k_int4 = 0, k_int2 = 0, v_int4 = 0, v_int2 = 0;
@@ -46,10 +52,9 @@ struct Codec {
   /// Planes of a layer that is encoded (not raw) in this codec.
   uint8_t planes;
   bool (*supports)(const BlockShape& shape);
-  /// Encodes one layer. `raw` is the layer as RawLayerBytes lays it out, in shape.dtype, finite (see
-  /// LayerIsFinite). Writes every byte of the parts, padding included (zero).
-  LayerError (*encode)(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out);
-  /// Decodes tokens [0, shape.tokens) of one layer into `out` (fp16 or bf16, any strides).
+  /// Encodes one layer, finite (see LayerIsFinite). Writes every byte of the parts, padding included (zero).
+  LayerError (*encode)(const BlockShape& shape, const LayerSource& source, const LayerParts& out);
+  /// Decodes tokens [0, shape.tokens) of one layer into `out` (any strides).
   /// `in` holds the parts that `planes` names; arbitrary bytes decode to arbitrary values, never out of
   /// bounds.
   void (*decode)(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);

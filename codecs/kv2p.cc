@@ -7,8 +7,8 @@ namespace {
 // Two bits, four for the boosted K channels: base and boost.
 constexpr uint8_t kPlanes = kPlaneBoost;
 
-LayerError Encode(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out) {
-  return EncodePlanes(shape, kPlanes, raw, out);
+LayerError Encode(const BlockShape& shape, const LayerSource& source, const LayerParts& out) {
+  return EncodePlanes(shape, kPlanes, source, out);
 }
 
 }  // namespace

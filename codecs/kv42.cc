@@ -7,8 +7,8 @@ namespace {
 // K at four bits, V at two: base and K tail.
 constexpr uint8_t kPlanes = kPlaneKLow;
 
-LayerError Encode(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out) {
-  return EncodePlanes(shape, kPlanes, raw, out);
+LayerError Encode(const BlockShape& shape, const LayerSource& source, const LayerParts& out) {
+  return EncodePlanes(shape, kPlanes, source, out);
 }
 
 }  // namespace

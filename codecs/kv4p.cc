@@ -7,8 +7,8 @@ namespace {
 // K and V at four bits: base and both tails.
 constexpr uint8_t kPlanes = kPlaneKLow | kPlaneVLow;
 
-LayerError Encode(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out) {
-  return EncodePlanes(shape, kPlanes, raw, out);
+LayerError Encode(const BlockShape& shape, const LayerSource& source, const LayerParts& out) {
+  return EncodePlanes(shape, kPlanes, source, out);
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 
 #include "codecs/sections.h"
 #include "codecs/shape_rules.h"
-#include "kernels/boost.h"
-#include "kernels/dequantize.h"
-#include "kernels/quantize.h"
+#include "kernels/simd/boost_simd.h"
+#include "kernels/simd/dequantize_simd.h"
+#include "kernels/simd/quantize_simd.h"
 #include "tiers/base/check.h"
 
 namespace kvtier {
@@ -108,17 +108,17 @@ bool SupportsPlaneFamily(const BlockShape& shape) {
          shape.nb % 4 == 0 && shape.nb <= shape.k_dim;
 }
 
-LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, std::span<const std::byte> raw,
+LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, const LayerSource& source,
                         const LayerParts& out) {
-  KVTIER_CHECK(SupportsPlaneFamily(shape) && raw.size() == RawLayerBytes(shape));
+  KVTIER_CHECK(SupportsPlaneFamily(shape) && source.raw.size() == RawLayerBytes(shape));
   const size_t rows = size_t{shape.kv_heads} * shape.tokens;
   std::vector<RowErrors> errors(2 * rows);
   const QuantizeArgs args = {.shape = shape,
-                             .raw = raw.data(),
+                             .raw = source.raw.data(),
                              .out = SectionsOf<uint8_t>(shape, planes, out),
                              .k_errors = errors.data(),
                              .v_errors = errors.data() + rows};
-  LaunchSerial(QuantizeLaunch(shape), [&](const SerialTeam& team) { Quantize(team, args); });
+  QuantizeSimd(args);
   const RowErrors k = SumRows(std::span(errors).first(rows));
   const RowErrors v = SumRows(std::span(errors).last(rows));
   return {.k_int4 = RelativeRms(k.int4, k.square),
@@ -136,7 +136,7 @@ void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts
   KVTIER_CHECK(SupportsPlaneFamily(shape));
   const DequantizeArgs args = {
       .shape = shape, .in = SectionsOf<const uint8_t>(shape, planes, in), .out = out};
-  LaunchSerial(DequantizeLaunch(shape), [&](const SerialTeam& team) { Dequantize(team, args); });
+  DequantizeSimd(args);
 }
 
 void GatherBoost(const BlockShape& shape, const ConstLayerParts& in, std::span<std::byte> boost) {
@@ -146,7 +146,7 @@ void GatherBoost(const BlockShape& shape, const ConstLayerParts& in, std::span<s
   target.part[static_cast<int>(Region::kBoost)] = boost;
   GatherBoostArgs args = {.shape = shape, .in = SectionsOf<const uint8_t>(shape, kPlaneKLow, in), .out = {}};
   TakeBoost(shape, target, args.out);
-  LaunchSerial(GatherBoostLaunch(shape), [&](const SerialTeam& team) { GatherBoostBits(team, args); });
+  GatherBoostSimd(args);
 }
 
 }  // namespace kvtier

@@ -10,7 +10,7 @@ namespace kvtier {
 bool SupportsPlaneFamily(const BlockShape& shape);
 /// `planes`: what of the boost and the low planes is written. Errors are of both precisions whatever is
 /// written.
-LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, std::span<const std::byte> raw,
+LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, const LayerSource& source,
                         const LayerParts& out);
 void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
 

@@ -13,11 +13,12 @@ bool Supports(const BlockShape& shape) {
   return Supports16BitShape(shape) && shape.nraw == 0 && shape.nb == 0;
 }
 
-LayerError Encode(const BlockShape& shape, std::span<const std::byte> raw, const LayerParts& out) {
+LayerError Encode(const BlockShape& shape, const LayerSource& source, const LayerParts& out) {
   const std::span<std::byte> base = out.part[static_cast<int>(Region::kBase)];
   const uint64_t bytes = RawLayerBytes(shape);
-  KVTIER_CHECK(raw.size() == bytes && base.size() == PartBytes(CodecId::kRaw16, shape, 0, Region::kBase));
-  memcpy(base.data(), raw.data(), bytes);
+  KVTIER_CHECK(source.raw.size() == bytes &&
+               base.size() == PartBytes(CodecId::kRaw16, shape, 0, Region::kBase));
+  memcpy(base.data(), source.raw.data(), bytes);
   memset(base.data() + bytes, 0, base.size() - bytes);
   return {};
 }

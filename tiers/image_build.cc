@@ -103,7 +103,7 @@ void StoreRawLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
 }
 
 void StoreEncodedLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
-  const LayerError error = draft.codec.encode(draft.shape, raw, draft.Parts(layer));
+  const LayerError error = draft.codec.encode(draft.shape, {.raw = raw}, draft.Parts(layer));
   draft.table[layer].error = {Fp16Out(error.k_int4), Fp16Out(error.k_int2), Fp16Out(error.v_int4),
                               Fp16Out(error.v_int2)};
   draft.Checksum(layer);

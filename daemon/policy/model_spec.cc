@@ -58,6 +58,8 @@ Status ValidateDtype(DType dtype) {
     case DType::kE4m3:
     case DType::kE5m2:
       return Unsupported("8-bit floating point KV is not stored in this version");
+    case DType::kFp32:
+      return Unsupported("fp32 KV is not stored: fp32 is for destinations alone");
   }
   return Invalid("dtype", "is unknown");
 }

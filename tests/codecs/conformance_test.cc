@@ -124,7 +124,7 @@ TEST_P(CodecConformanceTest, EncodingFillsExactlyItsPartsWhateverWasInThem) {
         parts.part[region] = memory.back().span();
         std::ranges::fill(parts.part[region], std::byte{0x5A});
       }
-      codec().encode(shape, source.span(), parts);
+      codec().encode(shape, {.raw = source.span()}, parts);
       for (int region = 0; region < kRegions; ++region)
         EXPECT_TRUE(std::ranges::equal(parts.part[region], expected.part[region])) << "region " << region;
     }

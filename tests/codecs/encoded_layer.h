@@ -42,7 +42,7 @@ inline EncodedLayer UnwrittenLayer(const Codec& codec, const BlockShape& shape) 
 
 inline EncodedLayer EncodeLayer(const Codec& codec, const BlockShape& shape, const Bytes& raw) {
   EncodedLayer layer = UnwrittenLayer(codec, shape);
-  layer.error = codec.encode(shape, raw, layer.MutableView());
+  layer.error = codec.encode(shape, {.raw = raw}, layer.MutableView());
   return layer;
 }
 
