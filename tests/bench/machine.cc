@@ -1,6 +1,5 @@
 #include "tests/bench/machine.h"
 
-#include <kvtier/kvtier.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -36,7 +35,7 @@ std::vector<Field> DescribeMachine() {
       {"kernel", kernel},
       {"compiler", __VERSION__},
       {"build", KVTIER_BUILD_TYPE},
-      {"version", kvtier_version()},
+      {"version", KVTIER_VERSION},
   };
 }
 

@@ -1,0 +1,17 @@
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace kvtier::bench {
+
+/// The subcommands of kvtier-bench. Each adds itself to `app` with its options and, where it was given, sets
+/// `exit_status` when the command line is parsed; both outlive the parsing.
+
+#ifdef KVTIER_BENCH_LADDER
+/// `ladder` and the `echo-server` that it starts.
+void AddLadder(CLI::App& app, int& exit_status);
+#endif
+
+}  // namespace kvtier::bench
