@@ -32,6 +32,11 @@ uint32_t WorkerCount(uint32_t configured) {
                          : std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultWorkers);
 }
 
+/// Threads that share the layers of one block: with the worker, as many as there are workers.
+uint32_t LayerHelperCount(uint32_t workers) {
+  return std::min(workers, kMaxDefaultWorkers) - 1;
+}
+
 bool HasHostTier(const Config& config) {
   return std::any_of(config.tiers.begin(), config.tiers.end(),
                      [](const TierConfig& tier) { return tier.kind == MediumKind::kHost; });
@@ -275,7 +280,9 @@ class DaemonImpl final : public Daemon {
 
   Status StartThreads() {
     const auto wake_engine = [this] { commands_.Wake(); };
-    KVTIER_ASSIGN(workers_, TransferWorkers::Make({.count = WorkerCount(config_.server.workers),
+    const uint32_t workers = WorkerCount(config_.server.workers);
+    KVTIER_ASSIGN(workers_, TransferWorkers::Make({.count = workers,
+                                                   .layer_helpers = LayerHelperCount(workers),
                                                    .io = config_.server.io,
                                                    .on_completion = wake_engine},
                                                   jobs_, completions_, arenas_, metrics_));

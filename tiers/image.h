@@ -60,6 +60,8 @@ Status VerifyLayer(const ImageView& image, uint16_t layer);
 /// Every layer.
 Status VerifyImage(const ImageView& image);
 
+class LayerCrew;
+
 /// What became of an image being built.
 struct [[nodiscard]] BuiltImage {
   Status status;
@@ -68,11 +70,12 @@ struct [[nodiscard]] BuiltImage {
 
 /// Writes an image of `raw` (layer after layer as RawLayerBytes) to `out` (64-byte aligned); layers that
 /// cannot be encoded stay raw. `raw` may change meanwhile: what is checked is what is kept, since every byte
-/// is read into `out` (raw16) or a private layer in `tile` (the others) before anything looks at it. Errors:
+/// is read into `out` (raw16) or a private layer in `tile` (the others) before anything looks at it. A crew
+/// shares the layers of a large block; the bytes are the same. Errors:
 /// kOutOfRange (`out` too small), kInvalidArgument (wrong size of `raw`; a source that changed under the
 /// encoder), kUnimplemented (the codec cannot hold the shape), kResourceExhausted (no memory for `tile`).
 BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
-                       std::span<std::byte> out, AlignedBuffer& tile);
+                       std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew = nullptr);
 
 /// Whether RequantizeImage can turn an image in `from` into `to`: a copy, a cut inside the plane family, or
 /// an encoding of 16-bit values. Never by decoding a quantized block.
@@ -83,6 +86,6 @@ bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape);
 /// it uses; the source holds still. Errors: kDataLoss (source), kOutOfRange (`out` too small),
 /// kFailedPrecondition (not CanRequantize).
 BuiltImage RequantizeImage(const ImageView& source, const Codec& codec, const BlockIdentity& identity,
-                           std::span<std::byte> out);
+                           std::span<std::byte> out, LayerCrew* crew = nullptr);
 
 }  // namespace kvtier

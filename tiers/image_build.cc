@@ -1,28 +1,35 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "kernels/numerics.h"
 #include "tiers/image.h"
+#include "tiers/layer_crew.h"
 #include "tiers/place.h"
 
 namespace kvtier {
 namespace {
+
+/// Below that a helper is hardly awake when the block is done.
+constexpr uint64_t kSharedBlockBytes = uint64_t{1} << 20;
 
 /// An image under construction: where its parts go, and its table.
 struct Draft {
   const Codec& codec;
   const BlockIdentity& identity;
   std::span<std::byte> out;
+  LayerCrew* crew;   ///< null: nobody shares the layers
   BlockShape shape;  ///< as stored
   std::vector<LayerEntry> table;
   ImageLayout layout;
 
-  Draft(const Codec& codec, const BlockIdentity& identity, std::span<std::byte> out)
+  Draft(const Codec& codec, const BlockIdentity& identity, std::span<std::byte> out, LayerCrew* crew)
       : codec(codec),
         identity(identity),
         out(out),
+        crew(RawBlockBytes(identity.shape) >= kSharedBlockBytes ? crew : nullptr),
         shape(StoredShape(codec.id, identity.shape)),
         table(shape.layers) {
     KVTIER_CHECK(reinterpret_cast<uintptr_t>(out.data()) % kImageAlign == 0);
@@ -50,8 +57,26 @@ struct Draft {
     const LayerParts parts = Parts(layer);
     for (int region = 0; region < kRegions; ++region) table[layer].crc[region] = Crc32c(parts.part[region]);
   }
+  /// Layers that are worked on at once.
+  uint32_t Places() const { return crew == nullptr ? 1 : crew->places(); }
+  /// Calls body(layer, place) for every layer. Errors: that of the lowest layer that has one.
+  template <typename Body>
+  Status ForEachLayer(const Body& body) const;
   void WriteHeader();
 };
+
+template <typename Body>
+Status Draft::ForEachLayer(const Body& body) const {
+  const auto layers = static_cast<uint32_t>(table.size());
+  if (crew == nullptr) {
+    for (uint32_t layer = 0; layer < layers; ++layer) KVTIER_TRY(body(layer, 0));
+    return Status::Ok();
+  }
+  std::vector<Status> statuses(layers);
+  crew->ForEach(layers, [&](uint32_t layer, uint32_t place) { statuses[layer] = body(layer, place); });
+  const auto failed = std::ranges::find_if(statuses, [](const Status& status) { return !status.ok(); });
+  return failed == statuses.end() ? Status::Ok() : std::move(*failed);
+}
 
 void Draft::WriteHeader() {
   ImageHeader header{};
@@ -109,29 +134,30 @@ void StoreEncodedLayer(Draft& draft, size_t layer, std::span<const std::byte> ra
   draft.Checksum(layer);
 }
 
-/// Encodes every layer that `load` returns. Whether a layer can be encoded shows only when it is loaded, and
-/// one that cannot be is larger and moves all that follows: then the sizes are known, and a second pass
-/// writes them.
+/// Encodes every layer that load(layer, place) returns. Whether a layer can be encoded shows only when it is
+/// loaded, and one that cannot be is larger and moves all that follows: then the sizes are known, and a
+/// second pass writes them.
 template <typename LoadLayer>
 BuiltImage EncodeLayers(Draft& draft, const LoadLayer& load) {
   for (LayerEntry& entry : draft.table) entry.planes = EncodedPlanes(draft.codec, draft.shape);
   constexpr int kPasses = 2;
   for (int pass = 0; pass < kPasses; ++pass) {
     if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
-    bool sizes_hold = true;
-    for (size_t layer = 0; layer < draft.table.size(); ++layer) {
-      const Result<std::span<const std::byte>> raw = load(layer);
-      if (!raw.ok()) return Failed(raw.status(), draft);
+    std::atomic<bool> sizes_hold = true;
+    Status status = draft.ForEachLayer([&](size_t layer, uint32_t place) -> Status {
+      KVTIER_ASSIGN(const std::span<const std::byte> raw, load(layer, place));
       LayerEntry& entry = draft.table[layer];
       if (entry.planes == kPlaneRaw) {
-        StoreRawLayer(draft, layer, *raw);
-      } else if (!LayerIsFinite(draft.shape, *raw)) {
+        StoreRawLayer(draft, layer, raw);
+      } else if (!LayerIsFinite(draft.shape, raw)) {
         entry.planes = kPlaneRaw;
         sizes_hold = false;
       } else if (sizes_hold) {
-        StoreEncodedLayer(draft, layer, *raw);
+        StoreEncodedLayer(draft, layer, raw);
       }
-    }
+      return Status::Ok();
+    });
+    if (!status.ok()) return Failed(std::move(status), draft);
     if (sizes_hold) return Finished(draft);
   }
   return Failed(Status(Code::kInvalidArgument, "the source changed while it was being encoded"), draft);
@@ -141,9 +167,11 @@ BuiltImage StoreRaw16(Draft& draft, std::span<const std::byte> raw) {
   for (LayerEntry& entry : draft.table) entry.planes = EncodedPlanes(draft.codec, draft.shape);
   if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
   const uint64_t layer_bytes = RawLayerBytes(draft.shape);
-  for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+  Status status = draft.ForEachLayer([&](size_t layer, uint32_t) {
     StoreRawLayer(draft, layer, raw.subspan(layer * layer_bytes, layer_bytes));
-  }
+    return Status::Ok();
+  });
+  if (!status.ok()) return Failed(std::move(status), draft);
   return Finished(draft);
 }
 
@@ -181,24 +209,25 @@ BuiltImage CutImage(const ImageView& source, Draft& draft) {
     draft.table[layer].planes = keeps_planes ? from.planes : EncodedPlanes(draft.codec, draft.shape);
   }
   if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
-  for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+  Status status = draft.ForEachLayer([&](size_t layer, uint32_t) {
     const uint8_t gained = draft.table[layer].planes & static_cast<uint8_t>(~source.table[layer].planes);
     KVTIER_CHECK((gained & ~kPlaneBoost) == 0);
     for (int region = 0; region < kRegions; ++region) {
       if (draft.layout.layers[layer][region].bytes == 0) continue;
       const bool is_new = gained != 0 && region == static_cast<int>(Region::kBoost);
-      Status status = is_new ? BuildBoost(source, draft, layer) : CopyPart(source, draft, layer, region);
-      if (!status.ok()) return Failed(std::move(status), draft);
+      KVTIER_TRY(is_new ? BuildBoost(source, draft, layer) : CopyPart(source, draft, layer, region));
     }
-  }
+    return Status::Ok();
+  });
+  if (!status.ok()) return Failed(std::move(status), draft);
   return Finished(draft);
 }
 
 }  // namespace
 
 BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
-                       std::span<std::byte> out, AlignedBuffer& tile) {
-  Draft draft(codec, identity, out);
+                       std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew) {
+  Draft draft(codec, identity, out, crew);
   if (!codec.supports(draft.shape)) {
     return Failed(Status(Code::kUnimplemented, std::string(codec.name) + " cannot hold this shape"), draft);
   }
@@ -208,11 +237,12 @@ BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::s
   if (codec.id == CodecId::kRaw16) return StoreRaw16(draft, raw);
 
   const uint64_t layer_bytes = RawLayerBytes(draft.shape);
-  const Result<std::span<std::byte>> memory = tile.Reserve(layer_bytes);
+  const Result<std::span<std::byte>> memory = tile.Reserve(draft.Places() * layer_bytes);
   if (!memory.ok()) return Failed(memory.status(), draft);
-  return EncodeLayers(draft, [&](size_t layer) -> Result<std::span<const std::byte>> {
-    std::memcpy(memory->data(), raw.data() + layer * layer_bytes, layer_bytes);
-    return std::span<const std::byte>(*memory);
+  return EncodeLayers(draft, [&](size_t layer, uint32_t place) -> Result<std::span<const std::byte>> {
+    const std::span<std::byte> own = memory->subspan(place * layer_bytes, layer_bytes);
+    std::memcpy(own.data(), raw.data() + layer * layer_bytes, layer_bytes);
+    return std::span<const std::byte>(own);
   });
 }
 
@@ -222,14 +252,14 @@ bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape) {
 }
 
 BuiltImage RequantizeImage(const ImageView& source, const Codec& codec, const BlockIdentity& identity,
-                           std::span<std::byte> out) {
-  Draft draft(codec, identity, out);
+                           std::span<std::byte> out, LayerCrew* crew) {
+  Draft draft(codec, identity, out, crew);
   KVTIER_CHECK(source.identity.shape == StoredShape(source.codec->id, identity.shape));
   if (!CanRequantize(source.codec->id, codec, identity.shape)) {
     return Failed(Status(Code::kFailedPrecondition, "would have to decode a quantized block"), draft);
   }
   if (CanCut(source.codec->id, codec.id)) return CutImage(source, draft);
-  return EncodeLayers(draft, [&](size_t index) -> Result<std::span<const std::byte>> {
+  return EncodeLayers(draft, [&](size_t index, uint32_t) -> Result<std::span<const std::byte>> {
     const auto layer = static_cast<uint16_t>(index);
     if (Status intact = VerifyLayer(source, layer); !intact.ok()) return intact;
     return source.Parts(layer).part[static_cast<int>(Region::kBase)].first(RawLayerBytes(draft.shape));

@@ -64,9 +64,10 @@ Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) 
                 order.target_medium->BeginWrite(order.target, scratch.target));
   const SteadyClock stopwatch;
   const TimePoint start = stopwatch.Now();
-  const BuiltImage built = order.staged.has_value()
-                               ? EncodeImage(codec, order.identity, order.staged->raw, out, scratch.source)
-                               : RequantizeImage(source, codec, order.identity, out);
+  const BuiltImage built =
+      order.staged.has_value()
+          ? EncodeImage(codec, order.identity, order.staged->raw, out, scratch.source, scratch.crew)
+          : RequantizeImage(source, codec, order.identity, out, scratch.crew);
   if (built.status.code() == Code::kOutOfRange) outcome.needed_bytes = built.image_bytes;
   KVTIER_TRY(built.status);
   if (source_codec == CodecId::kRaw16 && codec.id != CodecId::kRaw16) {

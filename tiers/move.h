@@ -43,6 +43,7 @@ struct MoveOutcome {
 /// Scratch of one worker, reused between moves; never keeps more than `kRetainedBounceBytes`.
 struct MoveScratch {
   BlockIo* io = nullptr;
+  LayerCrew* crew = nullptr;  ///< null: the worker does every layer itself
   AlignedBuffer source;
   AlignedBuffer target;
 };

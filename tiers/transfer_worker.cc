@@ -56,6 +56,7 @@ TransferWorkers::~TransferWorkers() {
 Status TransferWorkers::Start() {
   KVTIER_CHECK(workers_.empty());
   stopping_ = false;
+  KVTIER_ASSIGN(crew_, LayerCrew::Make(options_.layer_helpers));
   for (uint32_t i = 0; i < options_.count; ++i) {
     auto worker = std::make_unique<Worker>();
     worker->last_progress = Now();
@@ -77,6 +78,7 @@ void TransferWorkers::Stop() {
   jobs_.Wake();
   for (const auto& worker : workers_) worker->thread.join();
   workers_.clear();
+  crew_.reset();
 }
 
 TimePoint TransferWorkers::OldestProgress() const {
@@ -126,6 +128,8 @@ Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outco
   }
   return std::visit(Overloaded{
                         [&](const MoveJob& move) {
+                          // With more blocks waiting than workers, sharing one would only cost switches.
+                          tools.scratch.crew = jobs_.size() == 0 ? crew_.get() : nullptr;
                           const Status status = MoveBlock(move.order, tools.scratch, outcome);
                           metrics_.codec_encode_bytes.Add(outcome.encoded_bytes);
                           metrics_.codec_encode_ns.Add(outcome.encode_ns);

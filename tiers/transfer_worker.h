@@ -11,11 +11,14 @@
 #include "tiers/base/block_io.h"
 #include "tiers/base/bounded_queue.h"
 #include "tiers/job.h"
+#include "tiers/layer_crew.h"
 
 namespace kvtier {
 
 struct TransferWorkersOptions {
   uint32_t count = 1;
+  /// Threads beside the workers that take layers off one that has a large block while no other block waits.
+  uint32_t layer_helpers = 0;
   BlockIoKind io = BlockIoKind::kAuto;
   /// Called after each completion was queued, on a worker thread: wakes the engine. Must not block or throw.
   std::function<void()> on_completion = {};
@@ -34,7 +37,7 @@ class TransferWorkers {
                                                        ArenaStore& arenas, Metrics& metrics);
   ~TransferWorkers();
 
-  /// Errors: kResourceExhausted when the system gives no thread.
+  /// Errors: kResourceExhausted when the system gives no thread; kInvalidArgument (too many helpers).
   Status Start();
   /// Finishes the jobs that are queued, then joins. No more jobs may be pushed meanwhile. Idempotent.
   void Stop();
@@ -61,6 +64,7 @@ class TransferWorkers {
   void Complete(Completion completion, Worker& worker);
 
   const TransferWorkersOptions options_;
+  std::unique_ptr<LayerCrew> crew_;
   BoundedQueue<Job>& jobs_;
   BoundedQueue<Completion>& completions_;
   ArenaStore& arenas_;

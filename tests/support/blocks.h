@@ -50,12 +50,12 @@ struct OwnedImage {
 
 /// `raw` encoded; the status of EncodeImage where that failed.
 inline Result<OwnedImage> EncodeOwned(const Codec& codec, const BlockIdentity& identity,
-                                      std::span<const std::byte> raw) {
+                                      std::span<const std::byte> raw, LayerCrew* crew = nullptr) {
   OwnedImage image;
   AlignedBuffer tile;
   KVTIER_ASSIGN(const std::span<std::byte> out,
                 image.memory.Reserve(RawBlockBytes(identity.shape) + (1 << 20)));
-  BuiltImage built = EncodeImage(codec, identity, raw, out, tile);
+  BuiltImage built = EncodeImage(codec, identity, raw, out, tile, crew);
   KVTIER_TRY(built.status);
   image.bytes = out.first(built.image_bytes);
   return image;
@@ -63,12 +63,12 @@ inline Result<OwnedImage> EncodeOwned(const Codec& codec, const BlockIdentity& i
 
 /// `source` requantized; the status of ParseImage or RequantizeImage where that failed.
 inline Result<OwnedImage> RequantizeOwned(std::span<const std::byte> source, const Codec& codec,
-                                          const BlockIdentity& identity) {
+                                          const BlockIdentity& identity, LayerCrew* crew = nullptr) {
   OwnedImage image;
   KVTIER_ASSIGN(const ImageView view, ParseImage(source));
   KVTIER_ASSIGN(const std::span<std::byte> out,
                 image.memory.Reserve(RawBlockBytes(identity.shape) + (1 << 20)));
-  BuiltImage built = RequantizeImage(view, codec, identity, out);
+  BuiltImage built = RequantizeImage(view, codec, identity, out, crew);
   KVTIER_TRY(built.status);
   image.bytes = out.first(built.image_bytes);
   return image;

@@ -12,6 +12,7 @@
 #include "tiers/base/mapping.h"
 #include "tiers/base/memfd.h"
 #include "tiers/image.h"
+#include "tiers/layer_crew.h"
 
 namespace kvtier {
 namespace {
@@ -232,6 +233,39 @@ TEST(RequantizeImage, EveryPathToInt2GivesTheSameBytesOnRealKv) {
       ExpectOneInt2(identity, fixture->RawBlock(block * 128, 128));
     }
   }
+}
+
+TEST(EncodeImage, ACrewThatSharesTheLayersGivesTheSameImages) {
+  auto crew = LayerCrew::Make(3);
+  ASSERT_TRUE(crew.ok());
+  BlockShape shape = SmallShape(128);
+  shape.layers = 64;  // large enough to be shared
+  shape.nb = 32;
+  const BlockIdentity identity = MakeIdentity(12, shape);
+  std::vector<std::byte> raw = RandomRaw(shape, 12);
+  ASSERT_GE(raw.size(), size_t{1} << 20);
+  for (const bool with_raw_layer : {false, true}) {
+    if (with_raw_layer) SpoilLayer(raw, shape, 5);
+    for (const Codec* codec : AllCodecs()) {
+      if (!codec->supports(StoredShape(codec->id, shape))) continue;
+      const auto alone = EncodeOwned(*codec, identity, raw);
+      const auto shared = EncodeOwned(*codec, identity, raw, crew->get());
+      ASSERT_TRUE(alone.ok() && shared.ok());
+      EXPECT_TRUE(std::ranges::equal(alone->bytes, shared->bytes)) << codec->name;
+      if (!CanRequantize(codec->id, Int2(), shape)) continue;
+      const auto alone_int2 = RequantizeOwned(alone->bytes, Int2(), identity);
+      const auto shared_int2 = RequantizeOwned(alone->bytes, Int2(), identity, crew->get());
+      ASSERT_TRUE(alone_int2.ok() && shared_int2.ok());
+      EXPECT_TRUE(std::ranges::equal(alone_int2->bytes, shared_int2->bytes)) << codec->name;
+    }
+  }
+  // What is wrong with one layer is found whoever had it.
+  const auto image = EncodeOwned(Int4(), identity, raw);
+  const auto view = ParseImage(image->bytes);
+  ASSERT_TRUE(view.ok());
+  const std::span<const std::byte> part = view->Parts(40).part[0];
+  const_cast<std::byte&>(part[3]) ^= std::byte{1};
+  EXPECT_EQ(RequantizeOwned(image->bytes, Int2(), identity, crew->get()).status().code(), Code::kDataLoss);
 }
 
 TEST(RequantizeImage, ACopyIsTheSameImage) {
