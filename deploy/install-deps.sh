@@ -5,10 +5,10 @@
 #   deploy/install-deps.sh full    and for tests/run.sh --full
 set -eu
 
-build="ca-certificates cmake ccache g++ libcli11-dev libfmt-dev libgmock-dev libgrpc++-dev libgtest-dev libhwy-dev
-  libisal-dev libprotobuf-dev librocksdb-dev libspdlog-dev libssl-dev libtomlplusplus-dev liburing-dev ninja-build
-  pkg-config prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc python3 python3-numpy"
-test="clang-format curl git libboost-context-dev python3-pytest valgrind"
+build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt-dev libgmock-dev libgrpc++-dev
+  libgtest-dev libhwy-dev libisal-dev libprotobuf-dev librocksdb-dev libspdlog-dev libssl-dev libtomlplusplus-dev
+  liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc python3 python3-numpy"
+test="clang-format curl git python3-pytest valgrind"
 full="clang clang-tidy libclang-rt-14-dev"
 
 case "${1:-build}" in

@@ -28,7 +28,7 @@ concept Team = requires(const T& team, uint32_t value, uint32_t mask) {
 /// How many blocks a body runs, and the scratch bytes that each needs.
 struct LaunchShape {
   uint32_t blocks = 0;
-  uint32_t scratch_bytes = 0;
+  uint32_t scratch_bytes = 0;  ///< a multiple of kScratchAlign
 };
 inline constexpr uint32_t kScratchAlign = 64;
 inline constexpr uint32_t kScratchBytesMax = 16 << 10;

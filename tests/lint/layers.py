@@ -46,6 +46,7 @@ LIBRARIES = {
     r"(cuda|nv)\w*\.h": ["kernels/", "tests/"],
     r"hwy/": ["kernels/", "codecs/", "tests/"],
     r"(gtest|gmock|benchmark)/": ["tests/"],
+    r"boost/": ["tests/support/teams/"],
     # Its own std-like types would leak into whoever includes us.
     r"absl/": ["daemon/policy/", "daemon/engine/", "daemon/service/", "client/src/", "tests/"],
 }
