@@ -17,11 +17,16 @@ namespace {
 // The oracle is the compiler's own _Float16, or the processor's conversion where the compiler has none (clang
 // 14).
 #if defined(__FLT16_MANT_DIG__)
+#if defined(__aarch64__)
+using CompilerHalf = __fp16;
+#else
+using CompilerHalf = _Float16;
+#endif
 float CompilerFp32(uint16_t half) {
-  return static_cast<float>(std::bit_cast<_Float16>(half));
+  return static_cast<float>(std::bit_cast<CompilerHalf>(half));
 }
 uint16_t CompilerFp16(float value) {
-  return std::bit_cast<uint16_t>(static_cast<_Float16>(value));
+  return std::bit_cast<uint16_t>(static_cast<CompilerHalf>(value));
 }
 #else
 __attribute__((target("f16c"))) float CompilerFp32(uint16_t half) {
