@@ -242,7 +242,7 @@ KVTIER_HD inline uint8_t QuantizeVGroup(const float* v, uint32_t n, uint8_t* cod
 /// What the decoder makes of a group's codes at one precision, rounded to fp16.
 KVTIER_HD inline void DecodeVGroup(const uint8_t* codes, uint32_t n, int32_t offset, uint8_t scale_byte,
                                    float* decoded) {
-  DequantizeVGroup(codes, n, offset, scale_byte, decoded);
+  DequantizeVGroup(codes, n, offset, scale_byte, VForm::kPlain, decoded);
   for (uint32_t i = 0; i < n; ++i) decoded[i] = RoundToFp16Out(decoded[i]);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/host_device.h"
+#include "kernels/layout.h"
 #include "kernels/numerics.h"
 
 // Tiles of the plane family (codecs/FORMAT.md): 64 codes, or the fewer codes that end a row. A tile of `n`
@@ -117,10 +118,10 @@ inline constexpr int32_t kVOffsetInt4 = -15, kVOffsetInt2 = -12;
 
 /// One V group to fp32, before out16.
 ///   codes [n], n <= 64      scale_byte: the fp16 scale s has the bits scale_byte << 7; 0 decodes to +0
-/// Groups of 64 are rotated: H64 z on integers (within +-960, exact), one product with s/16.
-/// Smaller ones are not rotated.
+/// Groups of 64 are rotated back: H64 z on integers (within +-960, exact), one product with s/16; or left
+/// rotated: z * (s/2). Smaller groups were never rotated.
 KVTIER_HD inline void DequantizeVGroup(const uint8_t* codes, uint32_t n, int32_t offset, uint8_t scale_byte,
-                                       float* out) {
+                                       VForm form, float* out) {
   if (scale_byte == 0) {
     for (uint32_t i = 0; i < n; ++i) out[i] = 0.0f;
     return;
@@ -128,7 +129,7 @@ KVTIER_HD inline void DequantizeVGroup(const uint8_t* codes, uint32_t n, int32_t
   int32_t z[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) z[i] = 2 * codes[i] + offset;
   const float scale = Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7));
-  if (n < kTileCodes) {
+  if (n < kTileCodes || form == VForm::kRotated) {
     for (uint32_t i = 0; i < n; ++i) out[i] = static_cast<float>(z[i]) * (scale / 2);
     return;
   }
