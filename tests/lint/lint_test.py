@@ -2,6 +2,7 @@
 import layers
 import names
 import readme
+import registers
 
 
 def plant(root, files):
@@ -107,3 +108,29 @@ def test_an_example_that_is_not_the_compiled_one_fails(tmp_path):
 
 def test_a_file_that_does_not_exist_fails(tmp_path):
     assert len(readme_problems(tmp_path, "`codecs/tables.cc`\n```cpp\nx\n```\n", "x\n")) == 1
+
+
+def ptxas_log(spilled, architectures=registers.ARCHITECTURES):
+    return "".join(f"""ptxas info    : Compiling entry function '_ZN6kvtier10GoodKernelENS_8GoodArgsE' for 'sm_{number}'
+ptxas info    : Function properties for _ZN6kvtier10GoodKernelENS_8GoodArgsE
+    320 bytes stack frame, {spilled} bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 320 bytes cumulative stack size
+""" for number in architectures)
+
+
+def test_a_kernel_that_fits_passes():
+    found = list(registers.usages(ptxas_log(0)))
+    assert found[0] == ("GoodKernel", 80, 32, 320, 0) and len(found) == 3
+    assert list(registers.problems(found)) == []
+
+
+def test_a_spill_a_missing_architecture_and_an_empty_log_fail():
+    assert len(list(registers.problems(list(registers.usages(ptxas_log(8)))))) == 3
+    assert len(list(registers.problems(list(registers.usages(ptxas_log(0, [80, 90])))))) == 1
+    assert len(list(registers.problems([]))) == 1
+
+
+def test_a_body_that_is_not_compiled_for_gpus_fails():
+    headers = {"kernels/a.h": "constexpr LaunchShape ALaunch(const BlockShape& s);", "kernels/tile.h": ""}
+    assert len(list(registers.left_out("", headers))) == 1
+    assert list(registers.left_out('#include "kernels/a.h"\n', headers)) == []

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Compiles every kernel body for the GPUs that kvtier knows and prints what each takes of them. Fails when a kernel
+spills registers, when one is missing for an architecture, or when a header with a body is not compiled.
+
+usage: registers.py NVCC SOURCE OBJECT   (from the root of the repository; OBJECT.d gets the dependencies)
+"""
+import collections
+import pathlib
+import re
+import subprocess
+import sys
+
+ARCHITECTURES = (80, 90, 100)
+# No contraction: the bytes are those of the host. The newest also as PTX, for what comes after it.
+FLAGS = ["-std=c++20", "-O2", "-fmad=false", "--expt-relaxed-constexpr", "--threads=2", "-Werror=all-warnings",
+         "-Xcompiler=-Wall,-Wextra", "-Xptxas=-v",
+         *(f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES),
+         "-gencode=arch=compute_{0},code=compute_{0}".format(ARCHITECTURES[-1])]
+
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (\d+) registers")
+NAME = re.compile(r"_ZN6kvtier(\d+)(\w+)")
+BODY = re.compile(r"constexpr LaunchShape \w+Launch\(")
+
+Usage = collections.namedtuple("Usage", "kernel architecture registers stack_bytes spill_bytes")
+
+
+def kernel_name(symbol):
+    """`Kernel` of _ZN6kvtier6KernelE..."""
+    match = NAME.match(symbol)
+    return match.group(2)[:int(match.group(1))] if match else symbol
+
+
+def usages(log):
+    """What ptxas says of each kernel, in its order."""
+    symbol = architecture = frame = None
+    for line in log.splitlines():
+        if match := ENTRY.search(line):
+            symbol, architecture, frame = match.group(1), int(match.group(2)), None
+        elif match := FRAME.search(line):
+            frame = [int(number) for number in match.groups()]
+        elif (match := REGISTERS.search(line)) and symbol and frame:
+            yield Usage(kernel_name(symbol), architecture, int(match.group(1)), frame[0], frame[1] + frame[2])
+            symbol = None
+
+
+def table(found):
+    yield f"{'kernel':<28}{'sm':>5}{'registers':>11}{'stack B':>9}{'spill B':>9}"
+    for usage in found:
+        yield "{0:<28}{1:>5}{2:>11}{3:>9}{4:>9}".format(*usage)
+
+
+def problems(found):
+    if not found:
+        yield "ptxas reports no kernel"
+    for usage in found:
+        if usage.spill_bytes > 0:
+            yield f"{usage.kernel} spills registers on sm_{usage.architecture}"
+    for kernel in sorted({usage.kernel for usage in found}):
+        missing = set(ARCHITECTURES) - {usage.architecture for usage in found if usage.kernel == kernel}
+        for architecture in sorted(missing):
+            yield f"{kernel} is not compiled for sm_{architecture}"
+
+
+def left_out(source_text, headers):
+    """Of `headers` (path: text), those with a kernel body that the source does not include."""
+    for path, text in sorted(headers.items()):
+        if BODY.search(text) and f'#include "{path}"' not in source_text:
+            yield f"{path} has a kernel body that is not compiled for GPUs"
+
+
+def main():
+    nvcc, source, target = sys.argv[1:]
+    root = pathlib.Path.cwd()  # absolute, as CMake wants the dependencies
+    run = subprocess.run([nvcc, *FLAGS, f"-I{root}", "-MD", "-MF", target + ".d", "-c", root / source, "-o", target],
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if run.returncode != 0:
+        print(run.stdout)
+        return run.returncode
+    found = sorted(usages(run.stdout))
+    print("\n".join(table(found)))
+    headers = {str(path): path.read_text() for path in pathlib.Path("kernels").glob("*.h")}
+    wrong = [*problems(found), *left_out(pathlib.Path(source).read_text(), headers)]
+    for problem in wrong:
+        print(problem)
+    if wrong:
+        pathlib.Path(target).unlink()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
