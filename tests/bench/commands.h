@@ -13,5 +13,7 @@ namespace kvtier::bench {
 /// `ladder` and the `echo-server` that it starts.
 void AddLadder(CLI::App& app, int& exit_status);
 #endif
+/// `codecs`: every codec beside memcpy.
+void AddCodecs(CLI::App& app, int& exit_status);
 
 }  // namespace kvtier::bench

@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
 #ifdef KVTIER_BENCH_LADDER
   kvtier::bench::AddLadder(app, exit_status);
 #endif
+  kvtier::bench::AddCodecs(app, exit_status);
   CLI11_PARSE(app, argc, argv);
   return exit_status;
 }
