@@ -38,6 +38,7 @@ struct LayerSource {
 };
 
 /// Relative rms error of a layer, sqrt(sum (x - x^)^2 / sum x^2), 0/0 = 0.
+/// Codecs with one rung (kv8) state theirs in k_int4 and v_int4.
 struct LayerError {
   float k_int4 = 0, k_int2 = 0, v_int4 = 0, v_int2 = 0;
 };
@@ -73,10 +74,11 @@ uint8_t EncodedPlanes(const Codec& codec, const BlockShape& shape);
 /// `codec` matters only for which family lays out the base; a raw layer (kPlaneRaw) has a base only.
 uint64_t PartBytes(CodecId codec, const BlockShape& shape, uint8_t planes, Region region);
 
-/// Whether the layer can be encoded faithfully (no NaN or infinity, BF16 magnitudes at most 65504).
-bool LayerIsFinite(const BlockShape& shape, std::span<const std::byte> raw);
+/// Whether the layer can be encoded faithfully (no NaN or infinity, magnitudes at most 65504).
+bool LayerIsFinite(const BlockShape& shape, const LayerSource& source);
 
-/// Raw layers (kPlaneRaw) and raw16: source dtype to `out`, converting fp16 <-> bf16 where they differ.
+/// Raw layers (kPlaneRaw), raw16 and raw8: source dtype to `out`, converting where they differ. An FP8 source
+/// has the scales of `out`. fp16 destinations end at its limits; NaN stays NaN.
 void CopyRawLayer(const BlockShape& shape, std::span<const std::byte> raw, const KvLayerView& out);
 /// The reverse: gathers a strided layer into the contiguous form, same dtype.
 void GatherRawLayer(const BlockShape& shape, const KvLayerView& in, std::span<std::byte> raw);

@@ -1,10 +1,9 @@
 #include "codecs/plane_family.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <vector>
 
+#include "codecs/relative_rms.h"
+#include "codecs/section_cursor.h"
 #include "codecs/sections.h"
 #include "codecs/shape_rules.h"
 #include "kernels/simd/boost_simd.h"
@@ -16,34 +15,6 @@ namespace kvtier {
 namespace {
 
 constexpr uint16_t kMinPlaneTokens = 4;
-
-/// Hands out the sections of one part in order.
-template <typename Byte>
-class SectionCursor {
- public:
-  SectionCursor(Byte* part, uint64_t part_bytes) : at_(part), end_(part + part_bytes) {}
-
-  /// The next section. A writer's padding is zeroed here; no kernel touches it.
-  Byte* Take(uint64_t bytes) {
-    Byte* section = at_;
-    at_ += AlignSection(bytes);
-    KVTIER_CHECK(at_ <= end_);
-    if constexpr (!std::is_const_v<Byte>)
-      memset(section + bytes, 0, static_cast<size_t>(at_ - section - bytes));
-    return section;
-  }
-  bool AtEnd() const { return at_ == end_; }
-
- private:
-  Byte* at_;
-  Byte* end_;
-};
-
-template <typename Byte, typename Parts>
-SectionCursor<Byte> CursorOf(const Parts& parts, Region region) {
-  const auto part = parts.part[static_cast<int>(region)];
-  return {reinterpret_cast<Byte*>(part.data()), part.size()};
-}
 
 template <typename Byte, typename Parts>
 void TakeBase(const BlockShape& shape, const Parts& parts, PlaneSections<Byte>& sections) {
@@ -86,11 +57,6 @@ PlaneSections<Byte> SectionsOf(const BlockShape& shape, uint8_t planes, const Pa
   return sections;
 }
 
-float RelativeRms(double error, double square) {
-  if (error == 0) return 0;
-  return static_cast<float>(std::min(std::sqrt(error / square), double{kFp16Max}));
-}
-
 RowErrors SumRows(std::span<const RowErrors> rows) {
   RowErrors sum;
   for (const RowErrors& row : rows) {
@@ -104,7 +70,7 @@ RowErrors SumRows(std::span<const RowErrors> rows) {
 }  // namespace
 
 bool SupportsPlaneFamily(const BlockShape& shape) {
-  return Supports16BitShape(shape) && shape.tokens >= kMinPlaneTokens && shape.nraw <= kMaxRawRows &&
+  return HasCodecShape(shape) && shape.tokens >= kMinPlaneTokens && shape.nraw <= kMaxRawRows &&
          shape.nb % 4 == 0 && shape.nb <= shape.k_dim;
 }
 
@@ -115,6 +81,7 @@ LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, const LayerSour
   std::vector<RowErrors> errors(2 * rows);
   const QuantizeArgs args = {.shape = shape,
                              .raw = source.raw.data(),
+                             .scales = source.scales,
                              .out = SectionsOf<uint8_t>(shape, planes, out),
                              .k_errors = errors.data(),
                              .v_errors = errors.data() + rows};

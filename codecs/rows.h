@@ -7,6 +7,8 @@
 namespace kvtier {
 
 extern const Codec kRaw16Codec;
+extern const Codec kRaw8Codec;
+extern const Codec kKv8Codec;
 extern const Codec kKv4pCodec;
 extern const Codec kKv42Codec;
 extern const Codec kKv2pCodec;

@@ -37,4 +37,22 @@ constexpr SectionBytes SectionBytesOf(const BlockShape& s) {
           .v_low = rows * (s.v_dim / 4)};
 }
 
+/// Bytes of each section of kv8, without padding, in order.
+struct Kv8SectionBytes {
+  uint64_t k_ranges;  ///< scales, then minima
+  uint64_t v_scales;
+  uint64_t raw_rows;
+  uint64_t k_codes;
+  uint64_t v_codes;
+};
+
+constexpr Kv8SectionBytes Kv8SectionBytesOf(const BlockShape& s) {
+  const uint64_t heads = s.kv_heads, rows = heads * s.tokens;
+  return {.k_ranges = 4 * heads * s.k_dim,
+          .v_scales = 2 * rows,
+          .raw_rows = 2 * heads * s.nraw * (uint64_t{s.k_dim} + s.v_dim),
+          .k_codes = rows * s.k_dim,
+          .v_codes = rows * s.v_dim};
+}
+
 }  // namespace kvtier

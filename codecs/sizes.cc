@@ -21,22 +21,20 @@ uint64_t PlaneFamilyBytes(const BlockShape& shape, uint8_t planes, Region region
   return 0;
 }
 
+uint64_t Kv8Bytes(const BlockShape& shape, Region region) {
+  const Kv8SectionBytes bytes = Kv8SectionBytesOf(shape);
+  if (region != Region::kBase) return 0;
+  return AlignSection(bytes.k_ranges) + AlignSection(bytes.v_scales) + AlignSection(bytes.raw_rows) +
+         AlignSection(bytes.k_codes) + AlignSection(bytes.v_codes);
+}
+
 }  // namespace
 
 uint64_t PartBytes(CodecId codec, const BlockShape& shape, uint8_t planes, Region region) {
-  switch (codec) {
-    case CodecId::kRaw16:
-      planes = kPlaneRaw;
-      break;
-    case CodecId::kKv4p:
-    case CodecId::kKv42:
-    case CodecId::kKv2p:
-      break;
-    default:
-      KVTIER_CHECK(FindCodec(codec) != nullptr);
-  }
-  if (planes & kPlaneRaw) return region == Region::kBase ? AlignSection(RawLayerBytes(shape)) : 0;
-  return PlaneFamilyBytes(shape, planes, region);
+  KVTIER_CHECK(FindCodec(codec) != nullptr);
+  const bool is_raw = codec == CodecId::kRaw16 || codec == CodecId::kRaw8 || (planes & kPlaneRaw) != 0;
+  if (is_raw) return region == Region::kBase ? AlignSection(RawLayerBytes(shape)) : 0;
+  return codec == CodecId::kKv8 ? Kv8Bytes(shape, region) : PlaneFamilyBytes(shape, planes, region);
 }
 
 }  // namespace kvtier

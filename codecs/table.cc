@@ -7,7 +7,7 @@
 namespace kvtier {
 namespace {
 
-constexpr std::array kTable = {&kRaw16Codec, &kKv4pCodec, &kKv42Codec, &kKv2pCodec};
+constexpr std::array kTable = {&kRaw16Codec, &kRaw8Codec, &kKv8Codec, &kKv4pCodec, &kKv42Codec, &kKv2pCodec};
 
 }  // namespace
 

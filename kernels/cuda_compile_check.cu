@@ -3,7 +3,9 @@
 #include "kernels/boost.h"
 #include "kernels/cuda_team.cuh"
 #include "kernels/dequantize.h"
+#include "kernels/dequantize_kv8.h"
 #include "kernels/quantize.h"
+#include "kernels/quantize_kv8.h"
 
 namespace kvtier {
 
@@ -14,6 +16,12 @@ __global__ void QuantizeKernel(QuantizeArgs args) {
 }
 __global__ void DequantizeKernel(DequantizeArgs args) {
   Dequantize(CudaTeam(shared_scratch), args);
+}
+__global__ void QuantizeKv8Kernel(QuantizeKv8Args args) {
+  QuantizeKv8(CudaTeam(shared_scratch), args);
+}
+__global__ void DequantizeKv8Kernel(DequantizeKv8Args args) {
+  DequantizeKv8(CudaTeam(shared_scratch), args);
 }
 __global__ void GatherBoostKernel(GatherBoostArgs args) {
   GatherBoostBits(CudaTeam(shared_scratch), args);

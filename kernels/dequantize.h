@@ -7,6 +7,7 @@
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
 #include "kernels/plane_sections.h"
+#include "kernels/target_rows.h"
 #include "kernels/team.h"
 #include "kernels/tile.h"
 
@@ -16,7 +17,7 @@ namespace kvtier {
 struct DequantizeArgs {
   BlockShape shape;
   PlaneSections<const uint8_t> in;
-  KvLayerView out;  ///< fp16, bf16 or fp32
+  KvLayerView out;
 };
 
 struct DequantizeScratch {
@@ -30,63 +31,6 @@ constexpr LaunchShape DequantizeLaunch(const BlockShape& shape) {
 }
 
 namespace internal {
-
-/// elements[n] to the destination's channel stride.
-template <typename Element>
-KVTIER_HD void StoreElements(const Element* elements, uint32_t n, const KvLayerView& view,
-                             std::byte* target) {
-  if (view.channel_stride == sizeof(Element)) {
-    memcpy(target, elements, n * sizeof(Element));
-  } else {
-    for (uint32_t i = 0; i < n; ++i) memcpy(target + i * view.channel_stride, &elements[i], sizeof(Element));
-  }
-}
-
-/// values[n], n <= 64, to the destination: out16, its like for BF16, or for FP32 clamped alone.
-KVTIER_HD inline void StoreTile(const float* values, uint32_t n, const KvLayerView& view, std::byte* target) {
-  if (view.dtype == DType::kFp32) {
-    float wide[kTileCodes];
-    for (uint32_t i = 0; i < n; ++i) wide[i] = ClampToFp16(values[i]);
-    StoreElements(wide, n, view, target);
-    return;
-  }
-  uint16_t narrow[kTileCodes];
-  if (view.dtype == DType::kBf16) {
-    for (uint32_t i = 0; i < n; ++i) narrow[i] = Bf16Out(values[i]);
-  } else {
-    for (uint32_t i = 0; i < n; ++i) narrow[i] = Fp16Out(values[i]);
-  }
-  StoreElements(narrow, n, view, target);
-}
-
-/// n channels of a raw row, as they are: FP16 bits unchanged, FP32 exact, BF16 by one rounding.
-KVTIER_HD inline void StoreRawChannels(const uint8_t* row, uint32_t n, const KvLayerView& view,
-                                       std::byte* target) {
-  for (uint32_t i = 0; i < n; ++i, target += view.channel_stride) {
-    const uint16_t half = Load16(row + 2 * i);
-    const float value = Fp32FromFp16(half);
-    if (view.dtype == DType::kFp32) {
-      memcpy(target, &value, sizeof value);
-    } else {
-      Store16(target, view.dtype == DType::kBf16 ? Bf16FromFp32(value) : half);
-    }
-  }
-}
-
-/// A raw row of V. In rotated form its groups of 64 are rotated as the encoder does, in fp32, and then end as
-/// every decoded value does.
-KVTIER_HD inline void StoreRawVRow(const uint8_t* row, uint32_t v_dim, const KvLayerView& view,
-                                   std::byte* target) {
-  uint32_t first = 0;
-  for (; view.v_form == VForm::kRotated && first + kTileCodes <= v_dim; first += kTileCodes) {
-    float group[kTileCodes];
-    for (uint32_t i = 0; i < kTileCodes; ++i) group[i] = Fp32FromFp16(Load16(row + 2 * (first + i)));
-    Hadamard64(group);
-    for (float& value : group) value *= 0.125f;
-    StoreTile(group, kTileCodes, view, target + first * view.channel_stride);
-  }
-  StoreRawChannels(row + 2 * first, v_dim - first, view, target + first * view.channel_stride);
-}
 
 /// Per channel (scale, minimum) of a head, ready for DequantizeK: with the INT2 minimum where a code has no
 /// low bits. Boost ids are copied, and forced below k_dim, once: the image may change under the reader.
@@ -131,7 +75,7 @@ KVTIER_HD inline void DequantizeKRow(const DequantizeArgs& args, uint32_t head, 
     float values[kTileCodes];
     for (uint32_t i = 0; i < n; ++i)
       values[i] = DequantizeK(codes[first + i], scratch.scale[first + i], scratch.minimum[first + i]);
-    StoreTile(values, n, args.out, target + first * args.out.channel_stride);
+    StoreTile(values, n, args.out, args.out.scales.k, target + first * args.out.channel_stride);
   }
 }
 
@@ -149,7 +93,7 @@ KVTIER_HD inline void DequantizeVRow(const DequantizeArgs& args, uint32_t head, 
     if (args.in.v_low != nullptr) UnpackTile<kLowShift>(args.in.v_low + plane_byte, n, codes);
     float values[kTileCodes];
     DequantizeVGroup(codes, n, offset, scales[first / kTileCodes], args.out.v_form, values);
-    StoreTile(values, n, args.out, target + first * args.out.channel_stride);
+    StoreTile(values, n, args.out, args.out.scales.v, target + first * args.out.channel_stride);
   }
 }
 
@@ -168,7 +112,7 @@ KVTIER_HD void Dequantize(const T& team, const DequantizeArgs& args) {
       const uint64_t raw_row = uint64_t{head} * shape.nraw + token;
       const int64_t at = args.out.Row(head, token);
       internal::StoreRawChannels(args.in.k_raw + raw_row * shape.k_dim * 2, shape.k_dim, args.out,
-                                 args.out.k + at);
+                                 args.out.scales.k, args.out.k + at);
       internal::StoreRawVRow(args.in.v_raw + raw_row * shape.v_dim * 2, shape.v_dim, args.out,
                              args.out.v + at);
     } else {

@@ -11,7 +11,7 @@ namespace kvtier {
 /// destinations alone and never in a header.
 enum class DType : uint8_t { kFp16 = 1, kBf16 = 2, kE4m3 = 3, kE5m2 = 4, kFp32 = 5 };
 
-constexpr uint32_t DTypeBytes(DType dtype) {
+KVTIER_HD constexpr uint32_t DTypeBytes(DType dtype) {
   switch (dtype) {
     case DType::kFp16:
     case DType::kBf16:

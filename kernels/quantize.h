@@ -7,6 +7,7 @@
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
 #include "kernels/plane_sections.h"
+#include "kernels/source_rows.h"
 #include "kernels/team.h"
 #include "kernels/tile.h"
 
@@ -20,8 +21,8 @@ struct RowErrors {
 /// What Quantize reads and writes. Sections that a rung lacks are null and are not written.
 struct QuantizeArgs {
   BlockShape shape;
-  const std::byte* raw =
-      nullptr;  ///< K [heads][tokens][k_dim], V [heads][tokens][v_dim], fp16 or bf16, finite
+  const std::byte* raw = nullptr;  ///< as SourceRows, finite (LayerIsFinite)
+  Fp8Scales scales = {};
   PlaneSections<uint8_t> out;
   RowErrors* k_errors = nullptr;  ///< [heads][tokens]
   RowErrors* v_errors = nullptr;  ///< [heads][tokens]
@@ -43,23 +44,8 @@ constexpr LaunchShape QuantizeLaunch(const BlockShape& shape) {
 
 namespace internal {
 
-/// n source elements to fp32.
-KVTIER_HD inline void LoadTile(const std::byte* source, DType dtype, uint32_t n, float* row) {
-  if (dtype == DType::kBf16) {
-    for (uint32_t i = 0; i < n; ++i) row[i] = Fp32FromBf16(Load16(source + 2 * i));
-  } else {
-    for (uint32_t i = 0; i < n; ++i) row[i] = Fp32FromFp16(Load16(source + 2 * i));
-  }
-}
-
-KVTIER_HD inline const std::byte* KSource(const QuantizeArgs& args, uint32_t head, uint32_t token) {
-  const BlockShape& s = args.shape;
-  return args.raw + 2 * (uint64_t{head} * s.tokens + token) * s.k_dim;
-}
-KVTIER_HD inline const std::byte* VSource(const QuantizeArgs& args, uint32_t head, uint32_t token) {
-  const BlockShape& s = args.shape;
-  return args.raw +
-         2 * (uint64_t{s.kv_heads} * s.tokens * s.k_dim + (uint64_t{head} * s.tokens + token) * s.v_dim);
+KVTIER_HD inline SourceRows SourceOf(const QuantizeArgs& args) {
+  return {.shape = args.shape, .raw = args.raw, .scales = args.scales};
 }
 
 /// Error sums of a row in eight lanes: element i goes to lane i mod 8, lanes are added in pairs at the end.
@@ -98,7 +84,8 @@ KVTIER_HD void KRangesOf(const QuantizeArgs& args, uint32_t head, uint32_t c, Qu
   const BlockShape& shape = args.shape;
   float low[T::kLaneWidth] = {}, high[T::kLaneWidth] = {}, row[T::kLaneWidth];
   for (uint32_t token = shape.nraw; token < shape.tokens; ++token) {
-    LoadTile(KSource(args, head, token) + 2 * c, shape.dtype, T::kLaneWidth, row);
+    LoadTile(SourceOf(args).K(head, token) + c * DTypeBytes(shape.dtype), shape.dtype, args.scales.k,
+             T::kLaneWidth, row);
     const bool is_first = token == shape.nraw;
     for (uint32_t i = 0; i < T::kLaneWidth; ++i) {
       low[i] = is_first || row[i] < low[i] ? row[i] : low[i];
@@ -168,7 +155,7 @@ KVTIER_HD inline void AddKTileErrors(const float* x, const uint8_t* codes, uint3
   errors.Add(x, decoded_int4, decoded_int2, n);
 }
 
-/// A piece of a raw row as fp16; the errors of a BF16 source are those of that rounding.
+/// A piece of a raw row as fp16; the errors of another source are those of that rounding.
 KVTIER_HD inline void StoreRawTile(const float* x, uint32_t n, uint8_t* target, RowErrorSum& errors) {
   float rounded[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) {
@@ -185,14 +172,14 @@ KVTIER_HD inline RowErrors QuantizeKRow(const QuantizeArgs& args, uint32_t head,
   const BlockShape& shape = args.shape;
   const uint32_t k_dim = shape.k_dim, nb = shape.nb;
   const uint64_t row = PlaneRow(shape, head, token);
-  const std::byte* source = KSource(args, head, token < shape.tokens ? token : shape.tokens - 1u);
+  const std::byte* source = SourceOf(args).K(head, token < shape.tokens ? token : shape.tokens - 1u);
   uint8_t codes[kMaxHeadDim] = {};  // those of a raw row are zero
   RowErrorSum errors;
   for (uint32_t first = 0; first < k_dim; first += kTileCodes) {
     const uint32_t n = TileCodes(k_dim, first);
     const uint64_t plane_byte = row * (k_dim / 4) + first / 4;
     float x[kTileCodes];
-    LoadTile(source + 2 * first, shape.dtype, n, x);
+    LoadTile(source + first * DTypeBytes(shape.dtype), shape.dtype, args.scales.k, n, x);
     if (token < shape.nraw) {
       StoreRawTile(x, n, args.out.k_raw + 2 * ((uint64_t{head} * shape.nraw + token) * k_dim + first),
                    errors);
@@ -261,7 +248,7 @@ KVTIER_HD inline RowErrors QuantizeVRow(const QuantizeArgs& args, uint32_t head,
   const BlockShape& shape = args.shape;
   const uint32_t v_dim = shape.v_dim;
   const uint64_t row = PlaneRow(shape, head, token);
-  const std::byte* source = VSource(args, head, token < shape.tokens ? token : shape.tokens - 1u);
+  const std::byte* source = SourceOf(args).V(head, token < shape.tokens ? token : shape.tokens - 1u);
   RowErrorSum errors;
   for (uint32_t first = 0; first < v_dim; first += kTileCodes) {
     const uint32_t n = TileCodes(v_dim, first);
@@ -269,7 +256,7 @@ KVTIER_HD inline RowErrors QuantizeVRow(const QuantizeArgs& args, uint32_t head,
     float x[kTileCodes];
     uint8_t codes[kTileCodes] = {};  // those of a raw row, and its scale, are zero
     uint8_t scale_byte = 0;
-    LoadTile(source + 2 * first, shape.dtype, n, x);
+    LoadTile(source + first * DTypeBytes(shape.dtype), shape.dtype, args.scales.v, n, x);
     if (token < shape.nraw) {
       StoreRawTile(x, n, args.out.v_raw + 2 * ((uint64_t{head} * shape.nraw + token) * v_dim + first),
                    errors);

@@ -113,6 +113,14 @@ KVTIER_HD inline void Hadamard64(Value* m) {
   Butterflies<32>(m);
 }
 
+/// Every full group of 64 of v[n] becomes H64 v / 8; a smaller last group stays.
+KVTIER_HD inline void RotateGroups(float* v, uint32_t n) {
+  for (uint32_t first = 0; first + kTileCodes <= n; first += kTileCodes) {
+    Hadamard64(v + first);
+    for (uint32_t i = first; i < first + kTileCodes; ++i) v[i] *= 0.125f;
+  }
+}
+
 /// The grid of V: code c stands for (2c + offset) / 2 steps. INT2 codes come as h << 2.
 inline constexpr int32_t kVOffsetInt4 = -15, kVOffsetInt2 = -12;
 

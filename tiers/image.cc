@@ -66,8 +66,9 @@ Status CheckHeader(const ImageHeader& header, const Codec& codec, const BlockSha
 
 /// Planes of the rungs that a layer of a plane-family image may have: at least those of the image.
 bool PlanesFit(const Codec& codec, const BlockShape& shape, uint8_t planes) {
-  if (!IsPlaneFamily(codec.id)) return planes == EncodedPlanes(codec, shape);
+  if (codec.id == CodecId::kRaw16 || codec.id == CodecId::kRaw8) return planes == 0;
   if (planes == kPlaneRaw) return true;
+  if (codec.id == CodecId::kKv8) return planes == 0;
   for (const Codec* rung : AllCodecs()) {
     if (IsPlaneFamily(rung->id) && rung->precision >= codec.precision &&
         planes == EncodedPlanes(*rung, shape)) {

@@ -149,7 +149,7 @@ BuiltImage EncodeLayers(Draft& draft, const LoadLayer& load) {
       LayerEntry& entry = draft.table[layer];
       if (entry.planes == kPlaneRaw) {
         StoreRawLayer(draft, layer, raw);
-      } else if (!LayerIsFinite(draft.shape, raw)) {
+      } else if (!LayerIsFinite(draft.shape, {.raw = raw})) {
         entry.planes = kPlaneRaw;
         sizes_hold = false;
       } else if (sizes_hold) {

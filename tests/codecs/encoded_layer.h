@@ -18,6 +18,7 @@ struct EncodedLayer {
   uint8_t planes = 0;
   std::array<Bytes, kRegions> part;
   LayerError error;
+  CodecId codec = CodecId::kNone;
 
   ConstLayerParts View() const {
     ConstLayerParts parts;
@@ -33,24 +34,34 @@ struct EncodedLayer {
 
 /// Parts of the right sizes, filled with 0xCD.
 inline EncodedLayer UnwrittenLayer(const Codec& codec, const BlockShape& shape) {
-  EncodedLayer layer{.shape = shape, .planes = EncodedPlanes(codec, shape), .part = {}, .error = {}};
+  EncodedLayer layer{
+      .shape = shape, .planes = EncodedPlanes(codec, shape), .part = {}, .error = {}, .codec = codec.id};
   for (int region = 0; region < kRegions; ++region)
     layer.part[region].assign(PartBytes(codec.id, shape, layer.planes, static_cast<Region>(region)),
                               std::byte{0xCD});
   return layer;
 }
 
-inline EncodedLayer EncodeLayer(const Codec& codec, const BlockShape& shape, const Bytes& raw) {
+inline EncodedLayer EncodeLayer(const Codec& codec, const BlockShape& shape, const Bytes& raw,
+                                const Fp8Scales& scales = {}) {
   EncodedLayer layer = UnwrittenLayer(codec, shape);
-  layer.error = codec.encode(shape, {.raw = raw}, layer.MutableView());
+  layer.error = codec.encode(shape, {.raw = raw, .scales = scales}, layer.MutableView());
   return layer;
 }
 
+/// How a destination wants its values.
+struct Destination {
+  DType dtype = DType::kFp16;
+  Fp8Scales scales = {};
+  VForm v_form = VForm::kPlain;
+};
+
 /// Decodes to K [heads][tokens][k_dim], then V [heads][tokens][v_dim]. One view has one set of strides, so
 /// rows are spaced for the wider of the two and packed afterwards.
-inline Bytes DecodeLayer(const Codec& codec, const EncodedLayer& layer, DType dtype) {
+inline Bytes DecodeLayer(const Codec& codec, const EncodedLayer& layer, const Destination& to) {
   const BlockShape& s = layer.shape;
-  const size_t spaced_row = size_t{2} * std::max(s.k_dim, s.v_dim);
+  const size_t element = DTypeBytes(to.dtype);
+  const size_t spaced_row = element * std::max(s.k_dim, s.v_dim);
   const size_t rows = size_t{s.kv_heads} * s.tokens;
   Bytes k(rows * spaced_row), v(rows * spaced_row), packed;
   KvLayerView view;
@@ -58,19 +69,24 @@ inline Bytes DecodeLayer(const Codec& codec, const EncodedLayer& layer, DType dt
   view.v = v.data();
   view.token_stride = static_cast<int64_t>(spaced_row);
   view.head_stride = static_cast<int64_t>(spaced_row * s.tokens);
-  view.channel_stride = 2;
-  view.dtype = dtype;
+  view.channel_stride = static_cast<int64_t>(element);
+  view.dtype = to.dtype;
+  view.scales = to.scales;
+  view.v_form = to.v_form;
   codec.decode(s, layer.planes, layer.View(), view);
   for (const auto& [plane, dim] : {std::pair(&k, s.k_dim), std::pair(&v, s.v_dim)}) {
     for (size_t row = 0; row < rows; ++row) {
       const auto start = plane->begin() + static_cast<ptrdiff_t>(row * spaced_row);
-      packed.insert(packed.end(), start, start + 2 * dim);
+      packed.insert(packed.end(), start, start + static_cast<ptrdiff_t>(element * dim));
     }
   }
   return packed;
 }
+inline Bytes DecodeLayer(const Codec& codec, const EncodedLayer& layer, DType dtype) {
+  return DecodeLayer(codec, layer, Destination{.dtype = dtype});
+}
 
-/// The sections of a plane family layer one after the other without padding, as in the golden files. Padding
+/// The sections of an encoded layer one after the other without padding, as in the golden files. Padding
 /// must be zero: `padding_is_zero` says.
 struct StrippedLayer {
   Bytes sections;
@@ -89,6 +105,11 @@ inline StrippedLayer StripPadding(const EncodedLayer& layer) {
       at += AlignSection(bytes);
     }
   };
+  if (layer.codec == CodecId::kKv8) {
+    const Kv8SectionBytes kv8 = Kv8SectionBytesOf(layer.shape);
+    take(Region::kBase, {kv8.k_ranges, kv8.v_scales, kv8.raw_rows, kv8.k_codes, kv8.v_codes});
+    return stripped;
+  }
   take(Region::kBase, {b.k_ranges, b.v_scales, b.raw_rows, b.k_high, b.v_high});
   if (layer.planes & kPlaneKLow) take(Region::kKTail, {b.k_low});
   if (layer.planes & kPlaneVLow) take(Region::kVTail, {b.v_low});

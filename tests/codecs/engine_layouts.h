@@ -29,57 +29,58 @@ struct EngineLayout {
 
 /// Pages of `page_tokens` in scattered order, the block beginning at token `first_token` of the table.
 /// Engines keep [page][K, V][slot][head][channel].
-inline EngineLayout PagedLayout(const std::string& name, const BlockShape& s, uint32_t page_tokens,
-                                uint32_t first_token) {
-  const int64_t dim = std::max(s.k_dim, s.v_dim), plane = int64_t{page_tokens} * s.kv_heads * dim * 2;
+inline EngineLayout PagedLayout(const std::string& name, const BlockShape& s, int64_t element_bytes,
+                                uint32_t page_tokens, uint32_t first_token) {
+  const int64_t row = std::max(s.k_dim, s.v_dim) * element_bytes,
+                plane = int64_t{page_tokens} * s.kv_heads * row;
   const uint32_t pages = (first_token + s.tokens + page_tokens - 1) / page_tokens;
   EngineLayout layout{.name = name, .bytes = 2 * static_cast<uint64_t>(plane) * (pages + 1)};
   for (uint32_t page = 0; page < pages; ++page)  // backwards, with a page of somebody else at the front
     layout.pages.push_back(static_cast<int32_t>(pages - page));
   layout.v_offset = static_cast<uint64_t>(plane);
-  layout.strides = {.head_stride = dim * 2,
-                    .token_stride = s.kv_heads * dim * 2,
-                    .channel_stride = 2,
+  layout.strides = {.head_stride = row,
+                    .token_stride = s.kv_heads * row,
+                    .channel_stride = element_bytes,
                     .page_tokens = page_tokens,
                     .page_stride = 2 * plane,
                     .first_token = first_token};
   return layout;
 }
 
-inline std::vector<EngineLayout> EngineLayouts(const BlockShape& s) {
-  const int64_t heads = s.kv_heads, tokens = s.tokens, dim = std::max(s.k_dim, s.v_dim);
-  const int64_t row = dim * 2;
+inline std::vector<EngineLayout> EngineLayouts(const BlockShape& s, uint32_t element_bytes = 2) {
+  const int64_t heads = s.kv_heads, tokens = s.tokens, e = element_bytes;
+  const int64_t row = std::max(s.k_dim, s.v_dim) * e;
   const auto plane = static_cast<uint64_t>(heads * tokens * row);
   return {
       {"HeadsFirst",
        2 * plane,
        0,
        plane,
-       {.head_stride = tokens * row, .token_stride = row, .channel_stride = 2},
+       {.head_stride = tokens * row, .token_stride = row, .channel_stride = e},
        {}},
       {"TokensFirst",
        2 * plane,
        0,
        plane,
-       {.head_stride = row, .token_stride = heads * row, .channel_stride = 2},
+       {.head_stride = row, .token_stride = heads * row, .channel_stride = e},
        {}},
       {"KAndVOfATokenTogether",
        2 * plane,
        0,
        static_cast<uint64_t>(heads * row),
-       {.head_stride = row, .token_stride = 2 * heads * row, .channel_stride = 2},
+       {.head_stride = row, .token_stride = 2 * heads * row, .channel_stride = e},
        {}},
       {"ChannelsFirst",
        2 * plane,
        0,
        plane,
-       {.head_stride = tokens * row, .token_stride = 2, .channel_stride = tokens * 2},
+       {.head_stride = tokens * row, .token_stride = e, .channel_stride = tokens * e},
        {}},
       {"SpacedOut",
        3 * plane + 2 * plane,
        0,
-       2,
-       {.head_stride = tokens * row * 2, .token_stride = row * 2, .channel_stride = 4},
+       element_bytes,
+       {.head_stride = tokens * row * 2, .token_stride = row * 2, .channel_stride = 2 * e},
        {}},
       {"InTheMiddleOfALongSequence",
        2 * plane * 3,
@@ -87,13 +88,13 @@ inline std::vector<EngineLayout> EngineLayouts(const BlockShape& s) {
        plane * 3,
        {.head_stride = 3 * tokens * row,
         .token_stride = row,
-        .channel_stride = 2,
+        .channel_stride = e,
         .first_token = static_cast<uint32_t>(tokens)},
        {}},
-      PagedLayout("PagesOf16", s, 16, 16),
-      PagedLayout("PagesOf16FromTheMiddle", s, 16, 5),
-      PagedLayout("PagesOf1", s, 1, 2),
-      PagedLayout("OnePage", s, 256, 0),
+      PagedLayout("PagesOf16", s, e, 16, 16),
+      PagedLayout("PagesOf16FromTheMiddle", s, e, 16, 5),
+      PagedLayout("PagesOf1", s, e, 1, 2),
+      PagedLayout("OnePage", s, e, 256, 0),
   };
 }
 

@@ -23,10 +23,10 @@ struct GoldenCase {
 inline std::vector<GoldenCase> GoldenCases() {
   const std::string smol = "smollm2-135m", qwen = "qwen2.5-coder-0.5b";
   return {
-      {"smollm2-L14-b0", smol, 2, 0, 64, 1, 8, 0, {"kv4p", "kv42", "kv2p"}},
+      {"smollm2-L14-b0", smol, 2, 0, 64, 1, 8, 0, {"kv4p", "kv42", "kv2p", "kv8"}},
       {"smollm2-L14-b3", smol, 2, 192, 64, 0, 8, 0, {"kv4p", "kv42", "kv2p"}},
       {"smollm2-L14-b3-nb32", smol, 2, 192, 64, 0, 32, 0, {"kv2p"}},
-      {"qwen-L0-b1", qwen, 0, 64, 64, 0, 8, 0, {"kv4p", "kv42", "kv2p"}},
+      {"qwen-L0-b1", qwen, 0, 64, 64, 0, 8, 0, {"kv4p", "kv42", "kv2p", "kv8"}},
       {"qwen-L0-T128-nb32", qwen, 0, 128, 128, 0, 32, 0, {"kv4p", "kv2p"}},
       {"smollm2-L29-b6-tie", smol, 3, 384, 64, 0, 8, 0, {"kv2p"}},
       {"qwen-L12-b2-tie", qwen, 2, 128, 64, 0, 8, 0, {"kv2p"}},

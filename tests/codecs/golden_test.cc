@@ -55,6 +55,12 @@ class GoldenTest : public testing::TestWithParam<GoldenCase> {
     return bytes.ok() ? *bytes : Bytes{};
   }
 
+  EncodedLayer Encode(const Codec& codec) const {
+    BlockShape shape = shape_;
+    if (codec.id == CodecId::kKv8) shape.nb = 0;  // it has no boost
+    return EncodeLayer(codec, shape, raw_);
+  }
+
   BlockShape shape_;
   Bytes raw_;
 };
@@ -63,7 +69,7 @@ TEST_P(GoldenTest, EncodingGivesTheGoldenBytes) {
   for (const std::string& name : GetParam().codecs) {
     const Codec* codec = FindCodec(name);
     ASSERT_NE(codec, nullptr) << name;
-    const StrippedLayer stripped = StripPadding(EncodeLayer(*codec, shape_, raw_));
+    const StrippedLayer stripped = StripPadding(Encode(*codec));
     EXPECT_TRUE(stripped.padding_is_zero) << name;
     EXPECT_TRUE(stripped.sections == Golden(name)) << name;
   }
@@ -73,8 +79,7 @@ TEST_P(GoldenTest, DecodingGivesTheGoldenValues) {
   for (const std::string& name : GetParam().codecs) {
     const Codec* codec = FindCodec(name);
     ASSERT_NE(codec, nullptr) << name;
-    EXPECT_TRUE(DecodeLayer(*codec, EncodeLayer(*codec, shape_, raw_), DType::kFp16) == Golden(name + ".f16"))
-        << name;
+    EXPECT_TRUE(DecodeLayer(*codec, Encode(*codec), DType::kFp16) == Golden(name + ".f16")) << name;
   }
 }
 

@@ -24,9 +24,10 @@ Bytes RandomBits(uint64_t bytes) {
 
 TEST(RawLayerTest, GatheringWhatWasCopiedGivesAnyBitsBack) {
   for (const BlockShape& shape :
-       {Shape(64, 64, 64), Shape(16, 128, 7), Shape(256, 80, 1), Shape(64, 64, 128, DType::kBf16)}) {
+       {Shape(64, 64, 64), Shape(16, 128, 7), Shape(256, 80, 1), Shape(64, 64, 128, DType::kBf16),
+        Shape(64, 80, 33, DType::kE4m3), Shape(128, 128, 16, DType::kE5m2)}) {
     const Bytes raw = RandomBits(RawLayerBytes(shape));
-    for (const EngineLayout& layout : EngineLayouts(shape)) {
+    for (const EngineLayout& layout : EngineLayouts(shape, DTypeBytes(shape.dtype))) {
       SCOPED_TRACE(layout.name);
       for (const GuardedEnd end : {GuardedEnd::kFront, GuardedEnd::kBack}) {
         const GuardedMemory engine(layout.bytes, end), source(raw, end), back(raw.size(), end);

@@ -140,29 +140,29 @@ TEST_F(TrapTest, ANonFiniteValueIsFoundWhereverItIs) {
   BlockShape shape = Shape(1, 16);
   shape.tokens = 4;
   const Bytes fp16 = Raw(shape, Ramp, Ramp);
-  EXPECT_TRUE(LayerIsFinite(shape, fp16));
+  EXPECT_TRUE(LayerIsFinite(shape, {.raw = fp16}));
   for (size_t i = 0; i < fp16.size() / 2; ++i) {
     for (const uint16_t bad : {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff}) {
       Bytes broken = fp16;
       Store16(&broken[2 * i], bad);
-      ASSERT_FALSE(LayerIsFinite(shape, broken)) << "element " << i << " = " << bad;
+      ASSERT_FALSE(LayerIsFinite(shape, {.raw = broken})) << "element " << i << " = " << bad;
     }
     Bytes largest = fp16;
     Store16(&largest[2 * i], 0xfbff);
-    ASSERT_TRUE(LayerIsFinite(shape, largest));
+    ASSERT_TRUE(LayerIsFinite(shape, {.raw = largest}));
   }
   shape.dtype = DType::kBf16;
   const Bytes bf16 = Raw(shape, Ramp, Ramp);
-  EXPECT_TRUE(LayerIsFinite(shape, bf16));
+  EXPECT_TRUE(LayerIsFinite(shape, {.raw = bf16}));
   for (size_t i = 0; i < bf16.size() / 2; ++i) {
     for (const uint16_t bad : {0x7f80, 0xff80, 0x7fc0, 0x7f81, 0x4780, 0xc780}) {  // 0x4780: 65536
       Bytes broken = bf16;
       Store16(&broken[2 * i], bad);
-      ASSERT_FALSE(LayerIsFinite(shape, broken)) << "element " << i << " = " << bad;
+      ASSERT_FALSE(LayerIsFinite(shape, {.raw = broken})) << "element " << i << " = " << bad;
     }
     Bytes largest = bf16;
     Store16(&largest[2 * i], 0x477f);
-    ASSERT_TRUE(LayerIsFinite(shape, largest));
+    ASSERT_TRUE(LayerIsFinite(shape, {.raw = largest}));
   }
 }
 

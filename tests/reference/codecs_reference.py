@@ -1,4 +1,4 @@
-"""The plane family of codecs (codecs/FORMAT.md) in numpy: the independent check of the C++ code.
+"""The plane family of codecs and kv8 (codecs/FORMAT.md) in numpy: the independent check of the C++ code.
 
 Written from the format alone, for clarity and not for speed. One layer at a time: K is [heads, tokens, k_dim] and V is
 [heads, tokens, v_dim], both float16. Products and sums that the format rounds once are formed in float64, where they
@@ -107,7 +107,7 @@ class Layer:
         return b"".join(a.tobytes() for a in out)
 
 
-def encode_k(k, nraw):
+def encode_k(k, nraw, steps=15):
     """Scales, minima and codes of K per (head, channel) over tokens >= nraw."""
     heads, tokens, k_dim = k.shape
     codes = np.zeros(k.shape, dtype=np.int64)
@@ -118,13 +118,13 @@ def encode_k(k, nraw):
     low, high = x.min(axis=1), x.max(axis=1)
     minimum = low.astype(np.float16)
     minimum[minimum == 0] = 0  # also -0
-    scale = ((high - low) / np.float32(15)).astype(np.float16)
+    scale = ((high - low) / np.float32(steps)).astype(np.float16)
     scale[scale == 0] = 0
     s = scale.astype(np.float32)[:, None]
     with np.errstate(divide="ignore"):
         inverse = np.where(s > 0, np.float32(1) / s, np.float32(0)).astype(np.float32)
-    steps = (x - minimum.astype(np.float32)[:, None]) * inverse
-    codes[:, nraw:] = np.clip(np.rint(steps), 0, 15).astype(np.int64)
+    quotient = (x - minimum.astype(np.float32)[:, None]) * inverse
+    codes[:, nraw:] = np.clip(np.rint(quotient), 0, steps).astype(np.int64)
     return scale, minimum, codes
 
 
@@ -199,6 +199,70 @@ def decode(layer, codec):
     k, v = decode_k(layer, codec), decode_v(layer, codec)
     k[:, :layer.nraw], v[:, :layer.nraw] = layer.k_raw, layer.v_raw
     return k[:, :layer.tokens], v[:, :layer.tokens]
+
+
+# kv8: K in 255 steps per channel, V in E4M3 per token.
+
+def e4m3_values():
+    """Values of the 127 finite E4M3 magnitudes, ascending, in float64."""
+    codes = np.arange(127)
+    exponent, mantissa = codes >> 3, codes & 7
+    return np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0**(exponent - 10.0))
+
+
+E4M3 = e4m3_values()
+
+
+def e4m3_encode(x):
+    """float32 to E4M3 codes: nearest, ties to the even code, saturating."""
+    magnitude = np.minimum(np.abs(x.astype(np.float64)), E4M3[-1])
+    upper = np.searchsorted(E4M3, magnitude)
+    lower = np.maximum(upper - 1, 0)
+    below, above = magnitude - E4M3[lower], E4M3[upper] - magnitude
+    take_upper = (above < below) | ((above == below) & (upper % 2 == 0))
+    return np.where(take_upper, upper, lower).astype(np.uint8) | (np.signbit(x).astype(np.uint8) << 7)
+
+
+def e4m3_decode(codes):
+    value = E4M3[codes & 127]
+    return np.where(codes >= 128, -value, value).astype(np.float32)
+
+
+@dataclass
+class Kv8Layer:
+    nraw: int
+    k_scale: np.ndarray  # float16 [heads, k_dim]
+    k_min: np.ndarray
+    v_scale: np.ndarray  # float16 [heads, tokens]
+    k_raw: np.ndarray    # float16 [heads, nraw, k_dim]
+    v_raw: np.ndarray
+    k_codes: np.ndarray  # uint8 [heads, tokens, k_dim]
+    v_codes: np.ndarray  # E4M3 [heads, tokens, v_dim]
+
+    def sections(self):
+        parts = (self.k_scale, self.k_min, self.v_scale, self.k_raw, self.v_raw, self.k_codes, self.v_codes)
+        return b"".join(a.tobytes() for a in parts)
+
+
+def encode_kv8(k, v, nraw):
+    k_scale, k_min, k_codes = encode_k(k, nraw, steps=255)
+    x = v.astype(np.float32)
+    scale = up16(np.abs(x).max(axis=-1) / np.float32(448))
+    scale[:, :nraw] = 0
+    s = scale.astype(np.float32)[..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = e4m3_encode(np.where(s > 0, x / s, np.float32(0)))
+    return Kv8Layer(nraw, k_scale, k_min, scale, k[:, :nraw].copy(), v[:, :nraw].copy(), k_codes.astype(np.uint8),
+                    np.where(s > 0, codes, 0).astype(np.uint8))
+
+
+def decode_kv8(layer):
+    """K and V as float16."""
+    s, m = layer.k_scale.astype(np.float32)[:, None], layer.k_min.astype(np.float32)[:, None]
+    k = out16(fma32(layer.k_codes, s, m))
+    v = out16(e4m3_decode(layer.v_codes) * layer.v_scale.astype(np.float32)[..., None])
+    k[:, :layer.nraw], v[:, :layer.nraw] = layer.k_raw, layer.v_raw
+    return k, v
 
 
 def squares(x, decoded):

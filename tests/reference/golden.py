@@ -13,11 +13,12 @@ Case = namedtuple("Case", "name fixture layer first tokens nraw nb merged_dim co
 
 SMOL, QWEN = "smollm2-135m", "qwen2.5-coder-0.5b"
 ALL, ENDS, INT2 = ("kv4p", "kv42", "kv2p"), ("kv4p", "kv2p"), ("kv2p",)
+ALL_AND_KV8 = ALL + ("kv8",)
 CASES = [
-    Case("smollm2-L14-b0", SMOL, 2, 0, 64, 1, 8, None, ALL),
+    Case("smollm2-L14-b0", SMOL, 2, 0, 64, 1, 8, None, ALL_AND_KV8),
     Case("smollm2-L14-b3", SMOL, 2, 192, 64, 0, 8, None, ALL),
     Case("smollm2-L14-b3-nb32", SMOL, 2, 192, 64, 0, 32, None, INT2),
-    Case("qwen-L0-b1", QWEN, 0, 64, 64, 0, 8, None, ALL),
+    Case("qwen-L0-b1", QWEN, 0, 64, 64, 0, 8, None, ALL_AND_KV8),
     Case("qwen-L0-T128-nb32", QWEN, 0, 128, 128, 0, 32, None, ENDS),
     Case("smollm2-L29-b6-tie", SMOL, 3, 384, 64, 0, 8, None, INT2),
     Case("qwen-L12-b2-tie", QWEN, 2, 128, 64, 0, 8, None, INT2),
