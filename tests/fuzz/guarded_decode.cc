@@ -12,21 +12,6 @@ namespace {
 
 constexpr std::byte kUnwritten{0xA5};
 
-/// Layouts are made for 16-bit elements; all in them grows with the element.
-EngineLayout LayoutFor(const BlockShape& shape, const DecodeTarget& target) {
-  std::vector<EngineLayout> all = EngineLayouts(shape);
-  EngineLayout layout = std::move(all[target.layout % all.size()]);
-  const uint32_t factor = DTypeBytes(target.dtype) / 2;
-  layout.bytes *= factor;
-  layout.k_offset *= factor;
-  layout.v_offset *= factor;
-  layout.strides.head_stride *= factor;
-  layout.strides.token_stride *= factor;
-  layout.strides.channel_stride *= factor;
-  layout.strides.page_stride *= factor;
-  return layout;
-}
-
 /// Marks the elements of the view as unwritten again: afterwards all bytes are, or something lies beside
 /// them.
 void Unwrite(const BlockShape& shape, const KvLayerView& view) {
@@ -48,10 +33,12 @@ void DecodeGuarded(const Codec& codec, const BlockShape& shape, uint8_t planes, 
   for (int region = 0; region < kRegions; ++region)
     in.part[region] = guarded.emplace_back(parts.part[region], target.end).span();
 
-  const EngineLayout layout = LayoutFor(shape, target);
+  const std::vector<EngineLayout> layouts = EngineLayouts(shape, DTypeBytes(target.dtype));
+  const EngineLayout& layout = layouts[target.layout % layouts.size()];
   const GuardedMemory memory(layout.bytes, target.end);
   const std::span<std::byte> bytes = memory.span();
   KvLayerView view = layout.View(bytes.data(), target.dtype);
+  view.scales = target.scales;
   view.v_form = target.v_form;
   view.stores = target.stores;
 

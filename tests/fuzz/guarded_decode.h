@@ -10,6 +10,7 @@ namespace kvtier {
 struct DecodeTarget {
   uint32_t layout = 0;
   DType dtype = DType::kFp16;
+  Fp8Scales scales = {};
   VForm v_form = VForm::kPlain;
   Stores stores = Stores::kCached;
   GuardedEnd end = GuardedEnd::kBack;

@@ -29,13 +29,6 @@ class InputReader {
 
 constexpr uint8_t kMaxHeads = 3;
 
-/// Layers that are kept as they came are copied to 16-bit destinations only.
-DecodeTarget TargetOf(DecodeTarget target, const Codec& codec, uint8_t planes) {
-  const bool is_copied = !IsPlaneFamily(codec.id) || (planes & kPlaneRaw) != 0;
-  if (is_copied && target.dtype == DType::kFp32) target.dtype = DType::kFp16;
-  return target;
-}
-
 BlockShape ShapeFrom(InputReader& input, const Codec& codec) {
   constexpr DType kSources[] = {DType::kFp16, DType::kBf16, DType::kE4m3, DType::kE5m2};
   BlockShape shape;
@@ -51,14 +44,18 @@ BlockShape ShapeFrom(InputReader& input, const Codec& codec) {
 }
 
 DecodeTarget TargetFrom(InputReader& input) {
-  constexpr DType kTargets[] = {DType::kFp16, DType::kBf16, DType::kFp32};
+  // As often as they matter.
+  constexpr DType kTargets[] = {DType::kFp16, DType::kFp16, DType::kBf16, DType::kBf16,
+                                DType::kFp32, DType::kFp32, DType::kE4m3, DType::kE5m2};
+  constexpr float kScales[] = {1.0f, 0.0078125f, 3.0f, 1e-30f};
   DecodeTarget target;
   target.layout = input.Next();
   const uint8_t choices = input.Next();
-  target.dtype = kTargets[(choices & 3) % std::size(kTargets)];
-  target.v_form = (choices & 4) != 0 ? VForm::kRotated : VForm::kPlain;
-  target.stores = (choices & 8) != 0 ? Stores::kStreaming : Stores::kCached;
-  target.end = (choices & 16) != 0 ? GuardedEnd::kFront : GuardedEnd::kBack;
+  target.dtype = kTargets[choices & 7];
+  target.v_form = (choices & 8) != 0 ? VForm::kRotated : VForm::kPlain;
+  target.stores = (choices & 16) != 0 ? Stores::kStreaming : Stores::kCached;
+  target.end = (choices & 32) != 0 ? GuardedEnd::kFront : GuardedEnd::kBack;
+  target.scales = {.k = kScales[choices >> 6], .v = kScales[choices >> 6 ^ 1]};
   return target;
 }
 
@@ -95,7 +92,7 @@ void DecodeArbitraryParts(std::span<const std::byte> bytes) {
       std::ranges::generate(memory[region], [&] { return pattern[at++ % pattern.size()]; });
     parts.part[region] = memory[region];
   }
-  DecodeGuarded(codec, shape, planes, parts, TargetOf(target, codec, planes));
+  DecodeGuarded(codec, shape, planes, parts, target);
 }
 
 bool DecodeArbitraryImage(std::span<const std::byte> bytes) {
@@ -108,10 +105,8 @@ bool DecodeArbitraryImage(std::span<const std::byte> bytes) {
   if (!view.ok()) return false;
   VerifyImage(*view).IgnoreBecause("only that it stays within the bytes matters here");
   const BlockShape& shape = view->identity.shape;
-  for (uint16_t layer = 0; layer < shape.layers; ++layer) {
-    const uint8_t planes = view->table[layer].planes;
-    DecodeGuarded(*view->codec, shape, planes, view->Parts(layer), TargetOf(target, *view->codec, planes));
-  }
+  for (uint16_t layer = 0; layer < shape.layers; ++layer)
+    DecodeGuarded(*view->codec, shape, view->table[layer].planes, view->Parts(layer), target);
   return true;
 }
 

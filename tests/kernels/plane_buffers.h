@@ -13,6 +13,7 @@ namespace kvtier {
 /// sees every step outside of one.
 class PlaneBuffers {
  public:
+  PlaneBuffers(PlaneBuffers&&) = default;
   explicit PlaneBuffers(const BlockShape& s, const std::function<uint8_t()>& fill) {
     const size_t heads = s.kv_heads, rows = heads * PaddedTokens(s);
     const auto section = [&](uint8_t*& pointer, size_t bytes) {
