@@ -131,6 +131,6 @@ def test_a_spill_a_missing_architecture_and_an_empty_log_fail():
 
 
 def test_a_body_that_is_not_compiled_for_gpus_fails():
-    headers = {"kernels/a.h": "constexpr LaunchShape ALaunch(const BlockShape& s);", "kernels/tile.h": ""}
+    headers = {"kernels/a.h": "template <Team T>\nKVTIER_HD void A(const T& team, const AArgs& args) {}", "kernels/tile.h": ""}
     assert len(list(registers.left_out("", headers))) == 1
     assert list(registers.left_out('#include "kernels/a.h"\n', headers)) == []

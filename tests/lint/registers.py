@@ -21,7 +21,7 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 NAME = re.compile(r"_ZN6kvtier(\d+)(\w+)")
-BODY = re.compile(r"constexpr LaunchShape \w+Launch\(")
+BODY = re.compile(r"template <Team T>\nKVTIER_HD void \w+\(const T& team, const \w+Args& args\)")
 
 Usage = collections.namedtuple("Usage", "kernel architecture registers stack_bytes spill_bytes")
 
