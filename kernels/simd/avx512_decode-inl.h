@@ -1,0 +1,74 @@
+// A layer of the plane family: which decoder for which destination. AVX-512 with VBMI and VNNI only.
+#include <hwy/highway.h>
+
+#if HWY_TARGET == HWY_AVX3_DL && !defined(KVTIER_KERNELS_SIMD_AVX512_DECODE_INL_H_)
+#define KVTIER_KERNELS_SIMD_AVX512_DECODE_INL_H_
+
+#include "kernels/simd/avx512_decode_k-inl.h"
+#include "kernels/simd/avx512_decode_v-inl.h"
+#include "kernels/team.h"
+
+HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
+namespace kvtier::HWY_NAMESPACE {
+
+using DecodeRows = void (*)(const DequantizeArgs& args, uint32_t head, const RowSteps& steps,
+                            const PlaneReader& reader, const HeadRanges& ranges,
+                            const simd::RowTargets& targets);
+
+struct LayerDecoders {
+  DecodeRows k, v;
+};
+
+template <typename Sink>
+LayerDecoders DecodersInto(const RowSteps& k_steps, const RowSteps& v_steps, VForm form) {
+  using enum RowShape;
+  LayerDecoders decoders;
+  decoders.k = k_steps.IsEven() ? DecodeK<Sink, kEven> : DecodeK<Sink, kRagged>;
+  if (form == VForm::kRotated) {
+    decoders.v =
+        v_steps.IsEven() ? DecodeV<Sink, kEven, VForm::kRotated> : DecodeV<Sink, kRagged, VForm::kRotated>;
+  } else {
+    decoders.v =
+        v_steps.IsEven() ? DecodeV<Sink, kEven, VForm::kPlain> : DecodeV<Sink, kRagged, VForm::kPlain>;
+  }
+  return decoders;
+}
+
+template <Stores kStores>
+LayerDecoders DecodersOf(const KvLayerView& out, const RowSteps& k_steps, const RowSteps& v_steps) {
+  switch (out.dtype) {
+    case DType::kBf16:
+      return DecodersInto<Sink<DType::kBf16, kStores>>(k_steps, v_steps, out.v_form);
+    case DType::kFp32:
+      return DecodersInto<Sink<DType::kFp32, kStores>>(k_steps, v_steps, out.v_form);
+    default:
+      return DecodersInto<Sink<DType::kFp16, kStores>>(k_steps, v_steps, out.v_form);
+  }
+}
+
+/// One layer into rows of neighbouring channels.
+inline void DecodeLayer(const DequantizeArgs& args) {
+  const simd::RowTargets targets(args);
+  const RowSteps k_steps(args.shape.k_dim), v_steps(args.shape.v_dim);
+  const PlaneReader k_reader(k_steps), v_reader(v_steps);
+  HeadRanges ranges(args, k_steps);
+  const bool streams = args.out.stores == Stores::kStreaming && targets.AreAligned(args.shape);
+  const LayerDecoders decoders = streams ? DecodersOf<Stores::kStreaming>(args.out, k_steps, v_steps)
+                                         : DecodersOf<Stores::kCached>(args.out, k_steps, v_steps);
+  for (uint32_t head = 0; head < args.shape.kv_heads; ++head) {
+    if (ranges.Load(head)) {
+      simd::DecodeRawRows(args, head, targets);
+      decoders.k(args, head, k_steps, k_reader, ranges, targets);
+      decoders.v(args, head, v_steps, v_reader, ranges, targets);
+    } else {
+      alignas(kScratchAlign) std::byte scratch[sizeof(DequantizeScratch)];
+      Dequantize(SerialTeam(head, scratch), args);
+    }
+  }
+  if (streams) _mm_sfence();
+}
+
+}  // namespace kvtier::HWY_NAMESPACE
+HWY_POP_ATTRIBUTES
+
+#endif
