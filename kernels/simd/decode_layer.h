@@ -39,7 +39,7 @@ inline void DecodeRawRows(const DequantizeArgs& args, uint32_t head, const RowTa
   for (uint32_t token = 0; token < shape.nraw && token < shape.tokens; ++token) {
     const uint64_t raw_row = uint64_t{head} * shape.nraw + token;
     internal::StoreRawChannels(args.in.k_raw + raw_row * shape.k_dim * 2, shape.k_dim, args.out,
-                               targets.K(head, token));
+                               args.out.scales.k, targets.K(head, token));
     internal::StoreRawVRow(args.in.v_raw + raw_row * shape.v_dim * 2, shape.v_dim, args.out,
                            targets.V(head, token));
   }

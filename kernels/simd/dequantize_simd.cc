@@ -18,7 +18,8 @@ namespace kvtier::HWY_NAMESPACE {
 void DequantizeLayer(const DequantizeArgs& args) {
   const auto portable = [&](const SerialTeam& team) { Dequantize(team, args); };
 #if HWY_TARGET == HWY_AVX3_DL
-  if (args.out.channel_stride == DTypeBytes(args.out.dtype)) {
+  const bool is_fp8 = IsFp8(args.out.dtype);
+  if (!is_fp8 && args.out.channel_stride == DTypeBytes(args.out.dtype)) {
     DecodeLayer(args);
     return;
   }
