@@ -42,8 +42,8 @@ std::string OperationName(const Operation& operation) {
 std::vector<Operation> OperationsOf(const Codec& codec) {
   std::vector<Operation> operations = {{.work = Work::kEncode}};
   for (const Destination destination : kDestinations)
-    if (destination != Destination::kFp32 || codec.id != CodecId::kRaw16)
-      operations.push_back({.work = Work::kDecode, .destination = destination});
+
+    operations.push_back({.work = Work::kDecode, .destination = destination});
   operations.push_back({.work = Work::kVerifiedDecode});
   for (const Codec* to : AllCodecs())
     if (to != &codec && CanCut(codec.id, to->id)) operations.push_back({.work = Work::kCut, .to = to});

@@ -15,5 +15,7 @@ void AddLadder(CLI::App& app, int& exit_status);
 #endif
 /// `codecs`: every codec beside memcpy.
 void AddCodecs(CLI::App& app, int& exit_status);
+/// `quality`: what they cost on real data.
+void AddQuality(CLI::App& app, int& exit_status);
 
 }  // namespace kvtier::bench
