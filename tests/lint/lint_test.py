@@ -92,6 +92,11 @@ def test_a_long_source_and_a_wrong_name_fail(tmp_path):
     assert len(name_problems(tmp_path, {"tiers/a.cc": "\n" * 451, "tiers/MyFile.cc": ""})) == 2
 
 
+def test_a_header_without_a_guard_fails(tmp_path):
+    assert len(name_problems(tmp_path, {"tiers/a.h": "", "tiers/b-inl.h": ""})) == 2
+    assert name_problems(tmp_path, {"tiers/a.h": "#pragma once\n", "tiers/b-inl.h": "#ifdef HWY_TARGET_TOGGLE\n"}) == []
+
+
 def readme_problems(root, text, example):
     return list(readme.problems(plant(root, {"README.md": text, "tests/client/readme_example.cc": example,
                                              "codecs/table.cc": ""})))
