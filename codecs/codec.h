@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/attention.h"
 #include "kernels/layout.h"
 
 namespace kvtier {
@@ -59,6 +60,11 @@ struct Codec {
   /// `in` holds the parts that `planes` names; arbitrary bytes decode to arbitrary values, never out of
   /// bounds.
   void (*decode)(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
+  /// Decode attention over tokens [0, shape.tokens) of one layer, on the bytes as they are stored; parts as
+  /// for decode. Writes every field of `out`; answers which form out.o is in. Not bit-equal between machines:
+  /// codecs/FORMAT.md, "Attention", has the bounds.
+  VForm (*attend)(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
+                  const AttentionQuery& query, const AttentionPartial& out);
 };
 
 /// All codecs of this build, ordered by id.
@@ -82,6 +88,10 @@ bool LayerIsFinite(const BlockShape& shape, const LayerSource& source);
 void CopyRawLayer(const BlockShape& shape, std::span<const std::byte> raw, const KvLayerView& out);
 /// The reverse: gathers a strided layer into the contiguous form, same dtype.
 void GatherRawLayer(const BlockShape& shape, const KvLayerView& in, std::span<std::byte> raw);
+
+/// Attention over raw layers, raw16 and raw8. o is plain.
+VForm AttendRawLayer(const BlockShape& shape, std::span<const std::byte> raw, const AttentionQuery& query,
+                     const AttentionPartial& out);
 
 /// Demotion inside the plane family: fills the boost part of an int2 layer from the base and K tail of an
 /// int4 or k4v2 layer. Everything else of the lower rung is the same bytes.

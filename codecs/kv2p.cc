@@ -19,6 +19,7 @@ constinit const Codec kKv2pCodec = {.id = CodecId::kKv2p,
                                     .planes = kPlanes,
                                     .supports = SupportsPlaneFamily,
                                     .encode = Encode,
-                                    .decode = DecodePlanes};
+                                    .decode = DecodePlanes,
+                                    .attend = AttendToPlanes};
 
 }  // namespace kvtier

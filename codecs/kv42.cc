@@ -19,6 +19,7 @@ constinit const Codec kKv42Codec = {.id = CodecId::kKv42,
                                     .planes = kPlanes,
                                     .supports = SupportsPlaneFamily,
                                     .encode = Encode,
-                                    .decode = DecodePlanes};
+                                    .decode = DecodePlanes,
+                                    .attend = AttendToPlanes};
 
 }  // namespace kvtier

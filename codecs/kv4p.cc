@@ -19,6 +19,7 @@ constinit const Codec kKv4pCodec = {.id = CodecId::kKv4p,
                                     .planes = kPlanes,
                                     .supports = SupportsPlaneFamily,
                                     .encode = Encode,
-                                    .decode = DecodePlanes};
+                                    .decode = DecodePlanes,
+                                    .attend = AttendToPlanes};
 
 }  // namespace kvtier

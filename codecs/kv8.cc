@@ -6,6 +6,7 @@
 #include "codecs/section_cursor.h"
 #include "codecs/sections.h"
 #include "codecs/shape_rules.h"
+#include "kernels/simd/attend_simd.h"
 #include "kernels/simd/kv8_simd.h"
 #include "tiers/base/check.h"
 
@@ -63,6 +64,14 @@ void Decode(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, 
   DequantizeKv8Simd({.shape = shape, .in = SectionsOf<const uint8_t>(shape, in), .out = out});
 }
 
+VForm Attend(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const AttentionQuery& query,
+             const AttentionPartial& out) {
+  if (planes & kPlaneRaw) return AttendRawLayer(shape, in.part[static_cast<int>(Region::kBase)], query, out);
+  KVTIER_CHECK(Supports(shape) && query.query_heads % shape.kv_heads == 0);
+  AttendKv8Simd({.shape = shape, .in = SectionsOf<const uint8_t>(shape, in), .query = query, .out = out});
+  return VForm::kPlain;
+}
+
 }  // namespace
 
 constinit const Codec kKv8Codec = {.id = CodecId::kKv8,
@@ -71,6 +80,7 @@ constinit const Codec kKv8Codec = {.id = CodecId::kKv8,
                                    .planes = 0,
                                    .supports = Supports,
                                    .encode = Encode,
-                                   .decode = Decode};
+                                   .decode = Decode,
+                                   .attend = Attend};
 
 }  // namespace kvtier

@@ -6,6 +6,7 @@
 #include "codecs/section_cursor.h"
 #include "codecs/sections.h"
 #include "codecs/shape_rules.h"
+#include "kernels/simd/attend_simd.h"
 #include "kernels/simd/boost_simd.h"
 #include "kernels/simd/dequantize_simd.h"
 #include "kernels/simd/quantize_simd.h"
@@ -104,6 +105,15 @@ void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts
   const DequantizeArgs args = {
       .shape = shape, .in = SectionsOf<const uint8_t>(shape, planes, in), .out = out};
   DequantizeSimd(args);
+}
+
+VForm AttendToPlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
+                   const AttentionQuery& query, const AttentionPartial& out) {
+  if (planes & kPlaneRaw) return AttendRawLayer(shape, in.part[static_cast<int>(Region::kBase)], query, out);
+  KVTIER_CHECK(SupportsPlaneFamily(shape) && query.query_heads % shape.kv_heads == 0);
+  AttendPlanesSimd(
+      {.shape = shape, .in = SectionsOf<const uint8_t>(shape, planes, in), .query = query, .out = out});
+  return VForm::kRotated;
 }
 
 void GatherBoost(const BlockShape& shape, const ConstLayerParts& in, std::span<std::byte> boost) {

@@ -13,5 +13,7 @@ bool SupportsPlaneFamily(const BlockShape& shape);
 LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, const LayerSource& source,
                         const LayerParts& out);
 void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
+VForm AttendToPlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
+                   const AttentionQuery& query, const AttentionPartial& out);
 
 }  // namespace kvtier

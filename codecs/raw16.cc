@@ -19,6 +19,7 @@ constinit const Codec kRaw16Codec = {.id = CodecId::kRaw16,
                                      .planes = 0,
                                      .supports = Supports,
                                      .encode = EncodeRaw,
-                                     .decode = DecodeRaw};
+                                     .decode = DecodeRaw,
+                                     .attend = AttendRaw};
 
 }  // namespace kvtier

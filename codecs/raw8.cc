@@ -20,6 +20,7 @@ constinit const Codec kRaw8Codec = {.id = CodecId::kRaw8,
                                     .planes = 0,
                                     .supports = Supports,
                                     .encode = EncodeRaw,
-                                    .decode = DecodeRaw};
+                                    .decode = DecodeRaw,
+                                    .attend = AttendRaw};
 
 }  // namespace kvtier

@@ -8,5 +8,7 @@ namespace kvtier {
 
 LayerError EncodeRaw(const BlockShape& shape, const LayerSource& source, const LayerParts& out);
 void DecodeRaw(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
+VForm AttendRaw(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
+                const AttentionQuery& query, const AttentionPartial& out);
 
 }  // namespace kvtier

@@ -40,7 +40,8 @@ static_assert(sizeof(AttendScratch) <= kScratchBytesMax);
 
 namespace internal {
 
-KVTIER_HD inline uint32_t KvHeadOf(const BlockShape& shape, const AttentionQuery& query, uint32_t query_head) {
+KVTIER_HD inline uint32_t KvHeadOf(const BlockShape& shape, const AttentionQuery& query,
+                                   uint32_t query_head) {
   return query_head / (query.query_heads / shape.kv_heads);
 }
 
@@ -50,8 +51,8 @@ KVTIER_HD inline float DotFp16(const float* x, const uint8_t* halves, uint32_t n
   return sum;
 }
 
-/// scratch.probability[tokens]: from scores to exp(score - m). Writes m and l of the query head. Starts and ends
-/// synchronized. Every lane finds the same maximum for itself.
+/// scratch.probability[tokens]: from scores to exp(score - m). Writes m and l of the query head. Starts and
+/// ends synchronized. Every lane finds the same maximum for itself.
 template <Team T>
 KVTIER_HD void Softmax(const T& team, uint32_t tokens, const AttentionPartial& out, AttendScratch& scratch) {
   float m = -INFINITY;
@@ -68,10 +69,11 @@ KVTIER_HD void Softmax(const T& team, uint32_t tokens, const AttentionPartial& o
   }
 }
 
-/// q . k^_t = sum (q s) c_t + sum q m: the scale goes into the query once, the minimum is one number a block. At
-/// INT2 codes are 4h, the minimum is that of INT2, and boosted channels have their own code and minimum.
+/// q . k^_t = sum (q s) c_t + sum q m: the scale goes into the query once, the minimum is one number a block.
+/// At INT2 codes are 4h, the minimum is that of INT2, and boosted channels have their own code and minimum.
 template <Team T>
-KVTIER_HD void LoadQuery(const T& team, const AttendPlanesArgs& args, uint32_t kv_head, AttendScratch& scratch) {
+KVTIER_HD void LoadQuery(const T& team, const AttendPlanesArgs& args, uint32_t kv_head,
+                         AttendScratch& scratch) {
   const BlockShape& shape = args.shape;
   const uint32_t k_dim = shape.k_dim;
   const float* q = args.query.q + uint64_t{team.block()} * k_dim;
@@ -133,8 +135,7 @@ KVTIER_HD inline void SumVGroup(const AttendPlanesArgs& args, uint32_t kv_head, 
     uint8_t codes[kTileCodes] = {};
     UnpackTile<kHighShift>(args.in.v_high + plane_byte, n, codes);
     if (args.in.v_low != nullptr) UnpackTile<kLowShift>(args.in.v_low + plane_byte, n, codes);
-    const float weight =
-        scratch.probability[t] * (Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7)) / 2);
+    const float weight = scratch.probability[t] * (Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7)) / 2);
     for (uint32_t i = 0; i < n; ++i) sum[i] += weight * static_cast<float>(2 * codes[i] + offset);
   }
   for (uint32_t i = 0; i < n; ++i) out[first + i] = sum[i];
@@ -142,9 +143,10 @@ KVTIER_HD inline void SumVGroup(const AttendPlanesArgs& args, uint32_t kv_head, 
 
 }  // namespace internal
 
-/// Decode attention over one layer of the plane family (codecs/FORMAT.md, "Attention"). One block per query head; a
-/// lane takes whole tokens for scores, groups of 64 channels for V. fp32, without the last rounding of the decoder.
-/// Total and memory-safe on arbitrary, also changing, section bytes. Equal between teams up to the compiler's expf.
+/// Decode attention over one layer of the plane family (codecs/FORMAT.md, "Attention"). One block per query
+/// head; a lane takes whole tokens for scores, groups of 64 channels for V. fp32, without the last rounding
+/// of the decoder. Total and memory-safe on arbitrary, also changing, section bytes. Equal between teams up
+/// to the compiler's expf.
 template <Team T>
 KVTIER_HD void AttendPlanes(const T& team, const AttendPlanesArgs& args) {
   const BlockShape& shape = args.shape;

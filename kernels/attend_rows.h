@@ -5,9 +5,10 @@
 
 #include "kernels/attend.h"
 #include "kernels/attention.h"
+#include "kernels/fp8.h"
 #include "kernels/host_device.h"
 #include "kernels/layout.h"
-#include "kernels/numerics.h"
+#include "kernels/source_rows.h"
 #include "kernels/team.h"
 
 // Decode attention over rows as the engine stored them: raw16, and layers that could not be encoded.
@@ -24,8 +25,9 @@ struct AttendRowsArgs {
 namespace internal {
 
 KVTIER_HD inline float RowElement(const std::byte* row, DType dtype, uint32_t i) {
-  const uint16_t bits = Load16(row + 2 * uint64_t{i});
-  return dtype == DType::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
+  float value;
+  LoadTile(row + uint64_t{i} * DTypeBytes(dtype), dtype, 1.0f, 1, &value);
+  return value;
 }
 
 }  // namespace internal
@@ -37,9 +39,11 @@ KVTIER_HD void AttendRows(const T& team, const AttendRowsArgs& args) {
   const BlockShape& shape = args.shape;
   const uint32_t k_dim = shape.k_dim, v_dim = shape.v_dim, bytes = DTypeBytes(shape.dtype);
   const uint64_t first_row = uint64_t{internal::KvHeadOf(shape, args.query, team.block())} * shape.tokens;
+  const Fp8Scales scales = IsFp8(shape.dtype) ? args.query.scales : Fp8Scales{};
   auto& scratch = *reinterpret_cast<AttendScratch*>(team.scratch());
   for (uint32_t c = team.rank(); c < k_dim; c += team.size())
-    scratch.plain_query[c] = args.query.q[uint64_t{team.block()} * k_dim + c] * args.query.scale;
+    scratch.plain_query[c] =
+        args.query.q[uint64_t{team.block()} * k_dim + c] * args.query.scale * scales.k;
   team.sync();
   for (uint32_t t = team.rank(); t < shape.tokens; t += team.size()) {
     const std::byte* row = args.raw + (first_row + t) * k_dim * bytes;
@@ -50,13 +54,13 @@ KVTIER_HD void AttendRows(const T& team, const AttendRowsArgs& args) {
   }
   team.sync();
   internal::Softmax(team, shape.tokens, args.out, scratch);
-  const std::byte* v = args.raw + (uint64_t{shape.kv_heads} * shape.tokens * k_dim + first_row * v_dim) * bytes;
+  const std::byte* v =
+      args.raw + (uint64_t{shape.kv_heads} * shape.tokens * k_dim + first_row * v_dim) * bytes;
   for (uint32_t c = team.rank(); c < v_dim; c += team.size()) {
     float sum = 0;
     for (uint32_t t = 0; t < shape.tokens; ++t)
-      sum += scratch.probability[t] *
-             internal::RowElement(v + uint64_t{t} * v_dim * bytes, shape.dtype, c);
-    args.out.o[uint64_t{team.block()} * v_dim + c] = sum;
+      sum += scratch.probability[t] * internal::RowElement(v + uint64_t{t} * v_dim * bytes, shape.dtype, c);
+    args.out.o[uint64_t{team.block()} * v_dim + c] = sum * scales.v;
   }
   team.sync();
 }

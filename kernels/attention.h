@@ -15,15 +15,16 @@ namespace kvtier {
 /// The queries of one decode step. They come after every token of a block: nothing is masked.
 struct AttentionQuery {
   const float* q = nullptr;  ///< [query_heads][k_dim], after RoPE
-  uint32_t query_heads = 0;  ///< a multiple of kv_heads: query head h reads KV head h / (query_heads / kv_heads)
-  float scale = 1;           ///< what dot products are multiplied by, usually 1 / sqrt(k_dim)
-  Fp8Scales scales = {};     ///< of the layer, FP8 sources only
+  uint32_t query_heads =
+      0;                  ///< a multiple of kv_heads: query head h reads KV head h / (query_heads / kv_heads)
+  float scale = 1;        ///< what dot products are multiplied by, usually 1 / sqrt(k_dim)
+  Fp8Scales scales = {};  ///< of the layer, FP8 sources only
 };
 
 /// Attention over some tokens, by query head, with scores x_t = scale * q . k_t:
 ///   m = max x_t      l = sum exp(x_t - m)      o = sum exp(x_t - m) * v_t, in a VForm
-/// The attention itself is o / l. No tokens: m = -infinity, l = 0, o = 0. An engine makes the same three numbers
-/// of the tokens that are not in blocks, and merges.
+/// The attention itself is o / l. No tokens: m = -infinity, l = 0, o = 0. An engine makes the same three
+/// numbers of the tokens that are not in blocks, and merges.
 struct AttentionPartial {
   float* o = nullptr;  ///< [query_heads][v_dim]
   float* m = nullptr;  ///< [query_heads]
@@ -34,7 +35,8 @@ struct AttentionPartial {
 KVTIER_HD inline float LogSumExp(float m, float l) {
   return m + logf(l);
 }
-/// The share of the attention that went to a part: exp(lse_part - lse_all). 0 where there were no tokens at all.
+/// The share of the attention that went to a part: exp(lse_part - lse_all). 0 where there were no tokens at
+/// all.
 KVTIER_HD inline float AttentionMass(float part_lse, float all_lse) {
   return part_lse > -INFINITY ? expf(part_lse - all_lse) : 0.0f;
 }

@@ -39,18 +39,21 @@ constexpr uint32_t PaddedChunk(uint32_t queries) {
 class Prefetcher {
  public:
   void Add(const void* start, uint64_t bytes) {
-    if (ranges_ < kRangesMax && bytes > 0) {
-      at_[ranges_] = static_cast<const char*>(start);
-      end_[ranges_++] = static_cast<const char*>(start) + bytes;
-      lines_ += static_cast<uint32_t>(bytes / kLineBytes) + 1;
-    }
+    if (ranges_ == kRangesMax || bytes == 0) return;
+    at_[ranges_] = static_cast<const char*>(start);
+    end_[ranges_++] = static_cast<const char*>(start) + bytes;
+    lines_ += static_cast<uint32_t>(bytes / kLineBytes) + 1;
   }
-  uint32_t lines() const { return lines_; }
-  void Step(uint32_t lines) {
-    for (uint32_t i = 0; i < lines && range_ < ranges_; ++i) {
+  /// The work meanwhile: StepFor is called until it has been told of so many tokens.
+  void SpreadOver(uint32_t tokens) {
+    lines_a_token_ = static_cast<float>(lines_) / static_cast<float>(tokens);
+  }
+  HWY_INLINE void StepFor(uint32_t tokens) {
+    due_ += lines_a_token_ * static_cast<float>(tokens);
+    for (; due_ >= 1.0f && range_ < ranges_; due_ -= 1.0f) {
       __builtin_prefetch(at_[range_], 0, 2);
       at_[range_] += kLineBytes;
-      range_ += at_[range_] >= end_[range_];
+      range_ += at_[range_] >= end_[range_] ? 1 : 0;
     }
   }
 
@@ -59,6 +62,7 @@ class Prefetcher {
   const char* at_[kRangesMax];
   const char* end_[kRangesMax];
   uint32_t ranges_ = 0, range_ = 0, lines_ = 0;
+  float lines_a_token_ = 0, due_ = 0;
 };
 
 /// exp(x) for x <= 0, relative error below 3e-7 above x = -87; nearly 0 below that.
@@ -85,7 +89,7 @@ struct MaxAndSum {
 };
 
 /// scores[RoundUp(tokens, kTokenPad)], aligned: to exp(score - m), 0 beyond `tokens`.
-HWY_INLINE MaxAndSum SoftmaxRow(float* scores, uint32_t tokens) {
+HWY_NOINLINE inline MaxAndSum SoftmaxRow(float* scores, uint32_t tokens) {
   const F32 d;
   const uint32_t padded = RoundUp(tokens, kTokenPad);
   for (uint32_t t = tokens; t < padded; ++t) scores[t] = -INFINITY;
@@ -123,6 +127,30 @@ HWY_INLINE void AddScaled(const float* row, float factor, uint32_t n, float* int
   const F32 d;
   for (uint32_t i = 0; i < n; i += hn::Lanes(d))
     hn::StoreU(hn::MulAdd(hn::LoadU(d, row + i), hn::Set(d, factor), hn::LoadU(d, into + i)), d, into + i);
+}
+
+/// The kernel for a chunk of queries: Kernels::Run<Q>(first query, queries, KV head), Q a size that has a
+/// kernel.
+template <typename Kernels>
+HWY_INLINE void ForEachChunk(const BlockShape& shape, uint32_t query_heads, uint32_t head,
+                             const Kernels& kernels) {
+  const uint32_t group = query_heads / shape.kv_heads;
+  for (uint32_t done = 0; done < group; done += kQueryChunk) {
+    const uint32_t first = head * group + done, queries = HWY_MIN(group - done, kQueryChunk);
+    switch (PaddedChunk(queries)) {
+      case 1:
+        kernels.template Run<1>(first, queries, head);
+        break;
+      case 2:
+        kernels.template Run<2>(first, queries, head);
+        break;
+      case 4:
+        kernels.template Run<4>(first, queries, head);
+        break;
+      default:
+        kernels.template Run<8>(first, queries, head);
+    }
+  }
 }
 
 }  // namespace HWY_NAMESPACE

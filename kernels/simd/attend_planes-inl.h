@@ -21,20 +21,20 @@ namespace kvtier {
 namespace HWY_NAMESPACE {
 
 /// One KV head of a block, ready for any number of queries.
-struct HeadPlanes {
+struct alignas(64) HeadPlanes {
   WordColumns k_high;
   WordColumns k_low;  ///< the low plane or, at INT2, the boost
   TokenColumns v_high;
   TokenColumns v_low;
   float k_scale[kMaxHeadDim];
-  float k_middle[kMaxHeadDim];                ///< the value in the middle of the grid: min + 7.5 scale
-  float v_scale[kVGroupsMax][kMaxTokens];     ///< 0 for raw rows and beyond the tokens
-  float v_raw[kMaxRawRows][kMaxHeadDim];      ///< rotated
-  uint8_t boost_ids[kMaxHeadDim];             ///< below k_dim
+  float k_middle[kMaxHeadDim];             ///< the value in the middle of the grid: min + 7.5 scale
+  float v_scale[kVGroupsMax][kMaxTokens];  ///< 0 for raw rows and beyond the tokens
+  float v_raw[kMaxRawRows][kMaxHeadDim];   ///< rotated
+  uint8_t boost_ids[kMaxHeadDim];          ///< below k_dim
 };
 
 /// Some queries of one KV head.
-struct QueryChunk {
+struct alignas(64) QueryChunk {
   float scores[kQueryChunk][kMaxTokens];  ///< then probabilities
   int8_t query[kQueryChunk][kMaxHeadDim];
   int8_t boost_query[kQueryChunk][kMaxHeadDim];
@@ -80,12 +80,13 @@ HWY_INLINE void LoadRawV(const AttendPlanesArgs& args, uint32_t head, HeadPlanes
   const uint32_t v_dim = args.shape.v_dim, nraw = args.shape.nraw;
   for (uint32_t t = 0; t < nraw; ++t) {
     const uint8_t* row = args.in.v_raw + 2 * (uint64_t{head} * nraw + t) * v_dim;
-    for (uint32_t c = 0; c < v_dim; c += hn::Lanes(d)) hn::Store(LoadFp16(row + 2 * c), d, planes.v_raw[t] + c);
+    for (uint32_t c = 0; c < v_dim; c += hn::Lanes(d))
+      hn::Store(LoadFp16(row + 2 * c), d, planes.v_raw[t] + c);
     RotateV(planes.v_raw[t], v_dim);
   }
 }
 
-HWY_INLINE void LoadHead(const AttendPlanesArgs& args, uint32_t head, HeadPlanes& planes) {
+HWY_NOINLINE inline void LoadHead(const AttendPlanesArgs& args, uint32_t head, HeadPlanes& planes) {
   const BlockShape& shape = args.shape;
   const uint32_t tokens = PaddedTokens(shape), k_dim = shape.k_dim, v_dim = shape.v_dim, nb = shape.nb;
   const uint64_t row = PlaneRow(shape, head, 0);
@@ -107,11 +108,11 @@ HWY_INLINE void LoadHead(const AttendPlanesArgs& args, uint32_t head, HeadPlanes
     TransposeTokens(args.in.v_low + row * (v_dim / 4), v_dim, tokens, planes.v_low);
 }
 
-/// q s rounded to int8; what that loses in the middle of the grid is put back exactly by the bias, so that the error
-/// is that of (code - middle) alone:
+/// q s rounded to int8; what that loses in the middle of the grid is put back exactly by the bias, so that
+/// the error is that of (code - middle) alone:
 ///   score = step * (codes . query) + bias
-HWY_INLINE void QuantizeQuery(const AttendPlanesArgs& args, uint32_t query_head, const HeadPlanes& planes,
-                              uint32_t slot, QueryChunk& chunk) {
+HWY_NOINLINE inline void QuantizeQuery(const AttendPlanesArgs& args, uint32_t query_head,
+                                       const HeadPlanes& planes, uint32_t slot, QueryChunk& chunk) {
   const F32 d;
   const hn::Rebind<int8_t, F32> d8;
   const uint32_t k_dim = args.shape.k_dim;
@@ -141,7 +142,8 @@ HWY_INLINE void QuantizeQuery(const AttendPlanesArgs& args, uint32_t query_head,
 }
 
 /// The query of the boosted channels, in the order of their plane: quarter k of a tile begins at a word.
-HWY_INLINE void GatherBoostQuery(uint32_t nb, const HeadPlanes& planes, uint32_t slot, QueryChunk& chunk) {
+HWY_NOINLINE inline void GatherBoostQuery(uint32_t nb, const HeadPlanes& planes, uint32_t slot,
+                                          QueryChunk& chunk) {
   int32_t code_sum = 0;
   int8_t* out = chunk.boost_query[slot];
   memset(out, 0, kMaxHeadDim);
@@ -198,8 +200,8 @@ HWY_INLINE void Score(const AttendPlanesArgs& args, uint32_t first_query, uint32
 }
 
 /// Probabilities times V scales, rounded to uint8.
-HWY_INLINE void WeighTokens(uint32_t tokens, uint32_t groups, float middle, const HeadPlanes& planes, uint32_t slot,
-                            QueryChunk& chunk) {
+HWY_NOINLINE inline void WeighTokens(uint32_t tokens, uint32_t groups, float middle, const HeadPlanes& planes,
+                                     uint32_t slot, QueryChunk& chunk) {
   const F32 d;
   const hn::Rebind<uint8_t, F32> d8;
   const uint32_t padded = RoundUp(tokens, kTokenPad);
@@ -224,8 +226,9 @@ HWY_INLINE void WeighTokens(uint32_t tokens, uint32_t groups, float middle, cons
 }
 
 template <uint32_t Q>
-HWY_INLINE void AttendChunk(const AttendPlanesArgs& args, uint32_t first_query, uint32_t queries, uint32_t head,
-                            const HeadPlanes& planes, QueryChunk& chunk, Prefetcher& prefetcher) {
+HWY_NOINLINE inline void AttendChunk(const AttendPlanesArgs& args, uint32_t first_query, uint32_t queries,
+                                     uint32_t head, const HeadPlanes& planes, QueryChunk& chunk,
+                                     Prefetcher& prefetcher) {
   const BlockShape& shape = args.shape;
   const uint32_t groups = VGroups(shape), v_dim = shape.v_dim;
   Score<Q>(args, first_query, queries, head, planes, chunk, prefetcher);

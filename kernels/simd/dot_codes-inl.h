@@ -26,13 +26,23 @@ HWY_INLINE VI32 Broadcast(const void* four_bytes) {
   return hn::Set(I32(), word);
 }
 
-/// Packed bytes of both planes to the codes of their four quarters. Shifts of words move bits between bytes; the masks
-/// take what came from the own byte alone.
+/// The bits of `yes` where the mask has ones, else those of `no`.
+HWY_INLINE VU32 SelectBits(VU32 mask, VU32 yes, VU32 no) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return hn::IfVecThenElse(mask, yes,
+                           no);  // one instruction; on AVX2 it looks at the highest bit of bytes alone
+#else
+  return hn::Or(hn::And(mask, yes), hn::AndNot(mask, no));
+#endif
+}
+
+/// Packed bytes of both planes to the codes of their four quarters. Shifts of words move bits between bytes;
+/// the masks take what came from the own byte alone.
 HWY_INLINE void UnpackInt4(VU32 high, VU32 low, VI32 (&codes)[4]) {
   const U32 d;
   const VU32 low_pairs = hn::Set(d, 0x33333333u), nibble = hn::Set(d, 0x0f0f0f0fu);
-  const VU32 even = hn::IfVecThenElse(low_pairs, low, hn::ShiftLeft<2>(high));
-  const VU32 odd = hn::IfVecThenElse(low_pairs, hn::ShiftRight<2>(low), high);
+  const VU32 even = SelectBits(low_pairs, low, hn::ShiftLeft<2>(high));
+  const VU32 odd = SelectBits(low_pairs, hn::ShiftRight<2>(low), high);
   codes[0] = hn::BitCast(I32(), hn::And(even, nibble));
   codes[1] = hn::BitCast(I32(), hn::And(odd, nibble));
   codes[2] = hn::BitCast(I32(), hn::And(hn::ShiftRight<4>(even), nibble));
@@ -57,8 +67,8 @@ struct ScoreInputs {
   const float* bias;
 };
 
-/// sums[i][u] += codes . query i for the tokens of vector u, from token t on. A tile's query has its four quarters one
-/// after the other, each of as many words as the tile's rows.
+/// sums[i][u] += codes . query i for the tokens of vector u, from token t on. A tile's query has its four
+/// quarters one after the other, each of as many words as the tile's rows.
 template <uint32_t Q, uint32_t U, bool kHasLow>
 HWY_INLINE void AddPlane(const WordColumns& high, const WordColumns& low, uint32_t codes_in_row, uint32_t t,
                          const int8_t (*query)[kMaxHeadDim], VI32 (&sums)[Q][U]) {
@@ -87,7 +97,7 @@ HWY_INLINE void AddPlane(const WordColumns& high, const WordColumns& low, uint32
 }
 
 template <uint32_t Q, uint32_t U, bool kHasLow>
-HWY_INLINE void ScoreTokens(const ScoreInputs& in, uint32_t t, float (*scores)[kMaxTokens]) {
+HWY_NOINLINE inline void ScoreTokens(const ScoreInputs& in, uint32_t t, float (*scores)[kMaxTokens]) {
   const F32 d;
   VI32 sums[Q][U];
   for (uint32_t i = 0; i < Q; ++i)
@@ -138,7 +148,8 @@ struct TileOutputs {
   uint32_t queries;  ///< those that are wanted, at most Q
 };
 
-/// What a sum of codes is multiplied by: INT2 codes of quarter k stay where they are in their byte, up to the sign bit.
+/// What a sum of codes is multiplied by: INT2 codes of quarter k stay where they are in their byte, up to the
+/// sign bit.
 template <bool kHasLow>
 constexpr float CodeUnit(uint32_t k) {
   return kHasLow ? 1.0f : k == 0 ? 4.0f : k == 1 ? 1.0f : k == 2 ? 0.25f : 4.0f;
@@ -152,8 +163,8 @@ HWY_INLINE void UnpackForSum(VU32 high, const uint32_t* low, uint32_t first, VI3
     UnpackInt4(high, hn::Load(d, low), codes);
   } else if constexpr (kHasLow) {
     const VU32 low_pairs = hn::Set(d, 0x33333333u), nibble = hn::Set(d, 0x0f0f0f0fu);
-    const VU32 two = first == 0 ? hn::IfVecThenElse(low_pairs, hn::Load(d, low), hn::ShiftLeft<2>(high))
-                                : hn::IfVecThenElse(low_pairs, hn::ShiftRight<2>(hn::Load(d, low)), high);
+    const VU32 two = first == 0 ? SelectBits(low_pairs, hn::Load(d, low), hn::ShiftLeft<2>(high))
+                                : SelectBits(low_pairs, hn::ShiftRight<2>(hn::Load(d, low)), high);
     codes[0] = hn::BitCast(I32(), hn::And(two, nibble));
     codes[1] = hn::BitCast(I32(), hn::And(hn::ShiftRight<4>(two), nibble));
   } else {
@@ -167,15 +178,16 @@ HWY_INLINE void UnpackForSum(VU32 high, const uint32_t* low, uint32_t first, VI3
 
 /// o = step * sum over tokens of weight * code + bias, for `kQuarters` quarters of a vector of columns.
 template <uint32_t Q, bool kHasLow, uint32_t kQuarters>
-HWY_INLINE void SumColumns(const TileInputs& in, const TileOutputs& out, uint32_t column, uint32_t first,
-                           Prefetcher& prefetcher) {
+HWY_NOINLINE inline void SumColumns(const TileInputs& in, const TileOutputs& out, uint32_t column,
+                                    uint32_t first, Prefetcher& prefetcher) {
   const F32 d;
   VI32 sums[Q][kQuarters];
   for (uint32_t i = 0; i < Q; ++i)
     for (uint32_t j = 0; j < kQuarters; ++j) sums[i][j] = hn::Zero(I32());
   for (uint32_t t = 0; t < in.tokens; t += 4) {
     VI32 codes[kQuarters];
-    UnpackForSum<kHasLow, kQuarters>(hn::Load(U32(), in.high[t / 4] + column), in.low[t / 4] + column, first, codes);
+    UnpackForSum<kHasLow, kQuarters>(hn::Load(U32(), in.high[t / 4] + column), in.low[t / 4] + column, first,
+                                     codes);
     for (uint32_t i = 0; i < Q; ++i) {
       const VI32 four = Broadcast(in.weights[i * kVGroupsMax] + t);
       for (uint32_t j = 0; j < kQuarters; ++j) sums[i][j] = DotBytes(sums[i][j], four, codes[j]);
@@ -204,7 +216,8 @@ HWY_INLINE void SumColumns(const TileInputs& in, const TileOutputs& out, uint32_
 /// One tile of V over all tokens, for Q queries.
 template <uint32_t Q, bool kHasLow>
 HWY_INLINE void SumTile(const TileInputs& in, const TileOutputs& out, Prefetcher& prefetcher) {
-  constexpr uint32_t kSums = HWY_LANES(uint32_t) < 16 ? 8 : 16;  // of them fit into the registers beside codes
+  constexpr uint32_t kSums =
+      HWY_LANES(uint32_t) < 16 ? 8 : 16;  // of them fit into the registers beside codes
   for (uint32_t column = 0; column < in.codes / 4; column += HWY_LANES(uint32_t)) {
     if constexpr (Q * 4 <= kSums) {
       SumColumns<Q, kHasLow, 4>(in, out, column, 0, prefetcher);
