@@ -6,6 +6,7 @@
 #include "tests/codecs/golden_cases.h"
 #include "tests/support/fixture.h"
 #include "tests/support/paths.h"
+#include "tests/support/simd_level_test.h"
 
 namespace kvtier {
 namespace {
@@ -49,6 +50,8 @@ class GoldenTest : public testing::TestWithParam<GoldenCase> {
     shape_ = ShapeOf(GetParam(), *fixture);
     raw_ = RawOf(GetParam(), *fixture);
   }
+  void TearDown() override { LimitSimd(AvailableSimdLevels().back()); }
+
   static Bytes Golden(const std::string& suffix) {
     auto bytes = ReadFileBytes(kData + "/golden/" + GetParam().name + "." + suffix);
     EXPECT_TRUE(bytes.ok()) << bytes.status().ToString();
@@ -69,9 +72,12 @@ TEST_P(GoldenTest, EncodingGivesTheGoldenBytes) {
   for (const std::string& name : GetParam().codecs) {
     const Codec* codec = FindCodec(name);
     ASSERT_NE(codec, nullptr) << name;
-    const StrippedLayer stripped = StripPadding(Encode(*codec));
-    EXPECT_TRUE(stripped.padding_is_zero) << name;
-    EXPECT_TRUE(stripped.sections == Golden(name)) << name;
+    for (const SimdLevel level : AllSimdLevels()) {
+      LimitSimd(level);
+      const StrippedLayer stripped = StripPadding(Encode(*codec));
+      EXPECT_TRUE(stripped.padding_is_zero) << name << ' ' << SimdLevelName(level);
+      EXPECT_TRUE(stripped.sections == Golden(name)) << name << ' ' << SimdLevelName(level);
+    }
   }
 }
 
@@ -79,7 +85,12 @@ TEST_P(GoldenTest, DecodingGivesTheGoldenValues) {
   for (const std::string& name : GetParam().codecs) {
     const Codec* codec = FindCodec(name);
     ASSERT_NE(codec, nullptr) << name;
-    EXPECT_TRUE(DecodeLayer(*codec, Encode(*codec), DType::kFp16) == Golden(name + ".f16")) << name;
+    const EncodedLayer layer = Encode(*codec);
+    for (const SimdLevel level : AllSimdLevels()) {
+      LimitSimd(level);
+      EXPECT_TRUE(DecodeLayer(*codec, layer, DType::kFp16) == Golden(name + ".f16"))
+          << name << ' ' << SimdLevelName(level);
+    }
   }
 }
 
@@ -88,10 +99,13 @@ TEST_P(GoldenTest, EveryPathDownGivesTheGoldenBytes) {
   const EncodedLayer int4 = EncodeLayer(kv4p, shape_, raw_);
   const EncodedLayer k4v2 = CutLayer(int4, kv42);
   EXPECT_EQ(k4v2.part, EncodeLayer(kv42, shape_, raw_).part);
-  const EncodedLayer one_step = CutLayer(int4, kv2p), two_steps = CutLayer(k4v2, kv2p);
-  EXPECT_EQ(one_step.part, EncodeLayer(kv2p, shape_, raw_).part);
-  EXPECT_EQ(two_steps.part, one_step.part);
-  EXPECT_TRUE(StripPadding(two_steps).sections == Golden("kv2p"));
+  for (const SimdLevel level : AllSimdLevels()) {
+    LimitSimd(level);
+    const EncodedLayer one_step = CutLayer(int4, kv2p), two_steps = CutLayer(k4v2, kv2p);
+    EXPECT_EQ(one_step.part, EncodeLayer(kv2p, shape_, raw_).part);
+    EXPECT_EQ(two_steps.part, one_step.part);
+    EXPECT_TRUE(StripPadding(two_steps).sections == Golden("kv2p")) << SimdLevelName(level);
+  }
 }
 
 TEST_P(GoldenTest, StatedErrorsEqualThoseOfTheNumpyReference) {

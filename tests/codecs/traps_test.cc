@@ -1,81 +1,17 @@
-// The cases where codecs of this kind go wrong, one by one.
+// The cases where codecs of this kind go wrong, one by one: the plane family.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
-#include "kernels/numerics.h"
-#include "tests/codecs/encoded_layer.h"
+#include "tests/codecs/trap_fixture.h"
 
 namespace kvtier {
 namespace {
 
-constexpr uint16_t kTokens = 64;
+using PlaneTrapTest = TrapTest;
 
-/// A layer written value by value.
-class TrapTest : public testing::Test {
- protected:
-  using Value = std::function<float(uint32_t token, uint32_t channel)>;
-
-  static BlockShape Shape(uint16_t heads = 1, uint16_t dim = 64, uint8_t nraw = 0) {
-    return {.layers = 1,
-            .kv_heads = heads,
-            .k_dim = dim,
-            .v_dim = dim,
-            .tokens = kTokens,
-            .dtype = DType::kFp16,
-            .nraw = nraw,
-            .nb = 8};
-  }
-  static Bytes Raw(const BlockShape& shape, const Value& k, const Value& v) {
-    Bytes raw(RawLayerBytes(shape));
-    size_t at = 0;
-    for (const auto& [value, dim] : {std::pair(&k, shape.k_dim), std::pair(&v, shape.v_dim)}) {
-      for (uint32_t head = 0; head < shape.kv_heads; ++head)
-        for (uint32_t t = 0; t < shape.tokens; ++t)
-          for (uint32_t c = 0; c < dim; ++c, at += 2) {
-            const float x = (*value)(t, c);
-            Store16(&raw[at], shape.dtype == DType::kBf16 ? Bf16FromFp32(x) : Fp16FromFp32(x));
-          }
-    }
-    return raw;
-  }
-  static float Zero(uint32_t, uint32_t) { return 0; }
-  static float Ramp(uint32_t token, uint32_t channel) {
-    return static_cast<float>(token % 16) + static_cast<float>(channel % 3);
-  }
-
-  static const Codec& Named(const char* name) { return *FindCodec(name); }
-  static uint16_t At(const Bytes& bytes, size_t index) { return Load16(&bytes[2 * index]); }
-  /// Index of (token, channel) of K, head 0.
-  static size_t KIndex(const BlockShape& s, uint32_t token, uint32_t channel) {
-    return size_t{token} * s.k_dim + channel;
-  }
-  static size_t VIndex(const BlockShape& s, uint32_t token, uint32_t channel) {
-    return size_t{s.kv_heads} * s.tokens * s.k_dim + size_t{token} * s.v_dim + channel;
-  }
-  static uint16_t KScale(const EncodedLayer& l, uint32_t channel) { return Load16(&l.part[0][2 * channel]); }
-  static uint16_t KMin(const EncodedLayer& l, uint32_t channel) {
-    return Load16(&l.part[0][2 * (size_t{l.shape.kv_heads} * l.shape.k_dim + channel)]);
-  }
-  static const std::byte* VScales(const EncodedLayer& l) {
-    return &l.part[0][AlignSection(SectionBytesOf(l.shape).k_ranges)];
-  }
-  /// Four-bit V code of head 0 at (token, channel) of a kv4p layer with dim 64.
-  static uint32_t VCode(const EncodedLayer& l, uint32_t token, uint32_t channel) {
-    const SectionBytes b = SectionBytesOf(l.shape);
-    const size_t high_at = AlignSection(b.k_ranges) + AlignSection(b.v_scales) + AlignSection(b.raw_rows) +
-                           AlignSection(b.k_high);
-    const size_t byte = size_t{token} * 16 + channel % 16;
-    const uint32_t shift = 2 * (channel / 16);
-    const auto high = static_cast<uint32_t>(l.part[0][high_at + byte]),
-               low = static_cast<uint32_t>(l.part[3][byte]);
-    return (high >> shift & 3) * 4 + (low >> shift & 3);
-  }
-};
-
-TEST_F(TrapTest, AConstantChannelDecodesExactlyToItsValue) {
+TEST_P(PlaneTrapTest, AConstantChannelDecodesExactlyToItsValue) {
   const BlockShape shape = Shape();
   const Bytes raw = Raw(
       shape, [](uint32_t, uint32_t c) { return 161.5f - static_cast<float>(c); }, Zero);
@@ -88,7 +24,7 @@ TEST_F(TrapTest, AConstantChannelDecodesExactlyToItsValue) {
   }
 }
 
-TEST_F(TrapTest, ATinyGroupKeepsItsOwnScaleInsteadOfAFloor) {
+TEST_P(PlaneTrapTest, ATinyGroupKeepsItsOwnScaleInsteadOfAFloor) {
   const BlockShape shape = Shape();
   // Steps of 2^-24, the smallest fp16: 15 of them span the group, so that int4 is exact.
   const auto tiny = [](uint32_t t, uint32_t) { return std::ldexp(static_cast<float>(t % 16), -24); };
@@ -98,7 +34,7 @@ TEST_F(TrapTest, ATinyGroupKeepsItsOwnScaleInsteadOfAFloor) {
   EXPECT_EQ(DecodeLayer(Named("kv4p"), layer, DType::kFp16), raw);
 }
 
-TEST_F(TrapTest, CodesComeFromTheRoundedSubnormalScaleAndAreClamped) {
+TEST_P(PlaneTrapTest, CodesComeFromTheRoundedSubnormalScaleAndAreClamped) {
   const BlockShape shape = Shape();
   const auto code_for = [&](float steps_of_max) {  // K of 0 .. steps_of_max * 2^-24
     const auto value = [&](uint32_t t, uint32_t) { return t == 0 ? 0.0f : std::ldexp(steps_of_max, -24); };
@@ -118,7 +54,7 @@ TEST_F(TrapTest, CodesComeFromTheRoundedSubnormalScaleAndAreClamped) {
   EXPECT_EQ(At(DecodeLayer(Named("kv4p"), down, DType::kFp16), KIndex(shape, 1, 0)), 15);
 }
 
-TEST_F(TrapTest, ExtremeRangesDecodeToFiniteValues) {
+TEST_P(PlaneTrapTest, ExtremeRangesDecodeToFiniteValues) {
   const BlockShape shape = Shape();
   const auto extreme_k = [](uint32_t t, uint32_t c) { return t % 2 ? 65504.0f : c % 2 ? -65504.0f : 0.0f; };
   for (const float v : {20000.0f, 65504.0f, -65504.0f}) {
@@ -136,7 +72,7 @@ TEST_F(TrapTest, ExtremeRangesDecodeToFiniteValues) {
   }
 }
 
-TEST_F(TrapTest, ANonFiniteValueIsFoundWhereverItIs) {
+TEST_P(PlaneTrapTest, ANonFiniteValueIsFoundWhereverItIs) {
   BlockShape shape = Shape(1, 16);
   shape.tokens = 4;
   const Bytes fp16 = Raw(shape, Ramp, Ramp);
@@ -166,7 +102,7 @@ TEST_F(TrapTest, ANonFiniteValueIsFoundWhereverItIs) {
   }
 }
 
-TEST_F(TrapTest, AMinimumRoundedAboveTheTrueOneGivesCodeZero) {
+TEST_P(PlaneTrapTest, AMinimumRoundedAboveTheTrueOneGivesCodeZero) {
   BlockShape shape = Shape();
   shape.dtype = DType::kBf16;
   // The minimum, 1.75 * 2^-25, is no fp16: it rounds up to 2^-24, and its quotient is negative.
@@ -178,7 +114,7 @@ TEST_F(TrapTest, AMinimumRoundedAboveTheTrueOneGivesCodeZero) {
   EXPECT_EQ(At(DecodeLayer(Named("kv4p"), layer, DType::kFp16), KIndex(shape, 0, 0)), 1);
 }
 
-TEST_F(TrapTest, SignedZerosBecomePlusZeroExceptInRawRows) {
+TEST_P(PlaneTrapTest, SignedZerosBecomePlusZeroExceptInRawRows) {
   const BlockShape shape = Shape(1, 64, 1);
   const auto minus_zero = [](uint32_t, uint32_t) { return -0.0f; };
   const auto either_zero = [](uint32_t t, uint32_t c) { return (t + c) % 2 ? -0.0f : 0.0f; };
@@ -195,7 +131,7 @@ TEST_F(TrapTest, SignedZerosBecomePlusZeroExceptInRawRows) {
         EXPECT_EQ(At(decoded, KIndex(shape, 0, c)), At(raw, KIndex(shape, 0, c)))
             << "raw rows keep their sign";
         EXPECT_EQ(At(decoded, VIndex(shape, 0, c)), 0x8000);
-        for (uint32_t t = 1; t < kTokens; ++t) {
+        for (uint32_t t = 1; t < kTrapTokens; ++t) {
           ASSERT_EQ(At(decoded, KIndex(shape, t, c)), 0);
           ASSERT_EQ(At(decoded, VIndex(shape, t, c)), 0);
         }
@@ -204,14 +140,14 @@ TEST_F(TrapTest, SignedZerosBecomePlusZeroExceptInRawRows) {
   }
 }
 
-TEST_F(TrapTest, AMinimumThatRoundsToMinusZeroIsStoredAsPlusZero) {
+TEST_P(PlaneTrapTest, AMinimumThatRoundsToMinusZeroIsStoredAsPlusZero) {
   BlockShape shape = Shape();
   shape.dtype = DType::kBf16;
   const auto value = [](uint32_t t, uint32_t) { return t == 0 ? -std::ldexp(1.0f, -30) : 1.0f; };
   EXPECT_EQ(KMin(EncodeLayer(Named("kv4p"), shape, Raw(shape, value, Zero)), 0), 0);
 }
 
-TEST_F(TrapTest, EveryHeadIsEncodedAlone) {
+TEST_P(PlaneTrapTest, EveryHeadIsEncodedAlone) {
   const BlockShape both = Shape(2), one = Shape(1);
   const Bytes first = Raw(one, Ramp, Ramp);
   const Bytes second = Raw(
@@ -229,7 +165,7 @@ TEST_F(TrapTest, EveryHeadIsEncodedAlone) {
   }
 }
 
-TEST_F(TrapTest, QuotientsHalfWayRoundToTheEvenCode) {
+TEST_P(PlaneTrapTest, QuotientsHalfWayRoundToTheEvenCode) {
   const BlockShape shape = Shape();
   // Range 0 .. 15, so that the scale is 1 and the minimum 0; halves in between.
   const auto value = [](uint32_t t, uint32_t) { return t == 63 ? 15.0f : static_cast<float>(t % 30) * 0.5f; };
@@ -241,18 +177,18 @@ TEST_F(TrapTest, QuotientsHalfWayRoundToTheEvenCode) {
         << t;
 }
 
-TEST_F(TrapTest, RotationIsInSylvesterOrder) {
+TEST_P(PlaneTrapTest, RotationIsInSylvesterOrder) {
   const BlockShape shape = Shape();
   // Row t is Walsh function t: one coefficient of 8, at index t.
   const auto walsh = [](uint32_t t, uint32_t c) { return __builtin_popcount(t & c) % 2 ? -1.0f : 1.0f; };
   const EncodedLayer layer = EncodeLayer(Named("kv4p"), shape, Raw(shape, Zero, walsh));
-  for (uint32_t t = 0; t < kTokens; ++t) {
+  for (uint32_t t = 0; t < kTrapTokens; ++t) {
     EXPECT_EQ(VScales(layer)[t], std::byte{0x3c00 >> 7}) << "8 / 8 = 1";
     for (uint32_t c = 0; c < 64; ++c) ASSERT_EQ(VCode(layer, t, c), c == t ? 15u : 8u) << t << ' ' << c;
   }
 }
 
-TEST_F(TrapTest, ConstantValuesAreTheWorstCaseOfTheMidRiseGrid) {
+TEST_P(PlaneTrapTest, ConstantValuesAreTheWorstCaseOfTheMidRiseGrid) {
   const BlockShape shape = Shape();
   const EncodedLayer layer =
       EncodeLayer(Named("kv4p"), shape, Raw(shape, Zero, [](uint32_t, uint32_t) { return 1.0f; }));
@@ -269,7 +205,7 @@ TEST_F(TrapTest, ConstantValuesAreTheWorstCaseOfTheMidRiseGrid) {
   EXPECT_EQ(Fp32FromFp16(At(int2, VIndex(shape, 5, 1))), 8 / 16.0f);
 }
 
-TEST_F(TrapTest, ValueCodesAreFlooredAndTheScaleIsRoundedUp) {
+TEST_P(PlaneTrapTest, ValueCodesAreFlooredAndTheScaleIsRoundedUp) {
   BlockShape shape = Shape();
   shape.v_dim = 16;  // not rotated: y is v
   // amax 8.5: 1.0625 has one mantissa bit too many, so the scale becomes 1.125.
@@ -287,7 +223,7 @@ TEST_F(TrapTest, ValueCodesAreFlooredAndTheScaleIsRoundedUp) {
     EXPECT_EQ(Fp32FromFp16(At(decoded, VIndex(shape, 0, c))), expected[c] * 1.125f) << c;
 }
 
-TEST_F(TrapTest, ABlockWithNothingButRawRowsIsExact) {
+TEST_P(PlaneTrapTest, ABlockWithNothingButRawRowsIsExact) {
   BlockShape shape = Shape(1, 64, 4);
   shape.tokens = 4;
   const Bytes raw = Raw(shape, Ramp, Ramp);
@@ -299,7 +235,7 @@ TEST_F(TrapTest, ABlockWithNothingButRawRowsIsExact) {
   }
 }
 
-TEST_F(TrapTest, AShortBlockIsPaddedByRepeatingItsLastToken) {
+TEST_P(PlaneTrapTest, AShortBlockIsPaddedByRepeatingItsLastToken) {
   BlockShape is_short = Shape(), padded = Shape();
   is_short.tokens = 61;
   const auto value = [](uint32_t t, uint32_t c) {
@@ -311,7 +247,7 @@ TEST_F(TrapTest, AShortBlockIsPaddedByRepeatingItsLastToken) {
   }
 }
 
-TEST_F(TrapTest, Bf16AndFp16OfTheSameValuesGiveTheSameBytes) {
+TEST_P(PlaneTrapTest, Bf16AndFp16OfTheSameValuesGiveTheSameBytes) {
   BlockShape fp16 = Shape(), bf16 = Shape();
   bf16.dtype = DType::kBf16;
   for (const char* name : {"kv4p", "kv42", "kv2p"}) {
@@ -321,7 +257,7 @@ TEST_F(TrapTest, Bf16AndFp16OfTheSameValuesGiveTheSameBytes) {
   }
 }
 
-TEST_F(TrapTest, Bf16OutputIsRoundedOnceFromFp32) {
+TEST_P(PlaneTrapTest, Bf16OutputIsRoundedOnceFromFp32) {
   const BlockShape shape = Shape();
   const auto step = [](uint32_t c) { return Fp32FromFp16(static_cast<uint16_t>(0x4200 + 7 * c)); };
   const auto value = [&](uint32_t t, uint32_t c) {
@@ -333,7 +269,7 @@ TEST_F(TrapTest, Bf16OutputIsRoundedOnceFromFp32) {
   int rounded_twice_differs = 0;
   for (uint32_t c = 0; c < 64; ++c) {
     const float scale = Fp32FromFp16(KScale(layer, c)), minimum = Fp32FromFp16(KMin(layer, c));
-    for (uint32_t t = 0; t < kTokens; ++t) {
+    for (uint32_t t = 0; t < kTrapTokens; ++t) {
       const size_t at = KIndex(shape, t, c);
       const float code = std::nearbyint((Fp32FromFp16(At(fp16, at)) - minimum) / scale);
       ASSERT_EQ(At(bf16, at), Bf16FromFp32(std::fmaf(code, scale, minimum))) << t << ' ' << c;
@@ -343,13 +279,15 @@ TEST_F(TrapTest, Bf16OutputIsRoundedOnceFromFp32) {
   EXPECT_GT(rounded_twice_differs, 0) << "the data does not tell one rounding from two";
 }
 
-TEST_F(TrapTest, BoostIdsBeyondTheLastChannelAreHarmless) {
+TEST_P(PlaneTrapTest, BoostIdsBeyondTheLastChannelAreHarmless) {
   const BlockShape shape = Shape();
   EncodedLayer layer = EncodeLayer(Named("kv2p"), shape, Raw(shape, Ramp, Ramp));
   for (uint32_t i = 0; i < shape.nb; ++i) layer.part[1][i] = std::byte{255};
   const Bytes decoded = DecodeLayer(Named("kv2p"), layer, DType::kFp16);
   for (size_t i = 0; i < decoded.size() / 2; ++i) ASSERT_LT(At(decoded, i) & 0x7fff, 0x7c00);
 }
+
+INSTANTIATE_TEST_SUITE_P(Levels, PlaneTrapTest, testing::ValuesIn(AllSimdLevels()), SimdLevelParamName);
 
 }  // namespace
 }  // namespace kvtier
