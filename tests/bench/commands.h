@@ -15,6 +15,8 @@ void AddLadder(CLI::App& app, int& exit_status);
 #endif
 /// `codecs`: every codec beside memcpy.
 void AddCodecs(CLI::App& app, int& exit_status);
+/// `attention`: decode attention on encoded blocks beside FP16.
+void AddAttention(CLI::App& app, int& exit_status);
 /// `quality`: what they cost on real data.
 void AddQuality(CLI::App& app, int& exit_status);
 
