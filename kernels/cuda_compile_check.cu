@@ -1,5 +1,8 @@
 // Every kernel body, as nvcc sees it. Nothing launches these yet: what is checked is that one source serves
 // both compilers.
+#include "kernels/attend.h"
+#include "kernels/attend_kv8.h"
+#include "kernels/attend_rows.h"
 #include "kernels/boost.h"
 #include "kernels/cuda_team.cuh"
 #include "kernels/dequantize.h"
@@ -25,6 +28,15 @@ __global__ void DequantizeKv8Kernel(DequantizeKv8Args args) {
 }
 __global__ void GatherBoostKernel(GatherBoostArgs args) {
   GatherBoostBits(CudaTeam(shared_scratch), args);
+}
+__global__ void AttendPlanesKernel(AttendPlanesArgs args) {
+  AttendPlanes(CudaTeam(shared_scratch), args);
+}
+__global__ void AttendKv8Kernel(AttendKv8Args args) {
+  AttendKv8(CudaTeam(shared_scratch), args);
+}
+__global__ void AttendRowsKernel(AttendRowsArgs args) {
+  AttendRows(CudaTeam(shared_scratch), args);
 }
 
 }  // namespace kvtier
