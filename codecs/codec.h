@@ -13,8 +13,21 @@ namespace kvtier {
 /// Ids of the image header, never reused.
 enum class CodecId : uint8_t { kNone = 0, kRaw16 = 1, kRaw8 = 2, kKv8 = 3, kKv4p = 4, kKv42 = 5, kKv2p = 6 };
 
+/// The codec that keeps a block as the engine gave it.
+constexpr CodecId RawCodecOf(DType dtype) {
+  return DTypeBytes(dtype) == 1 ? CodecId::kRaw8 : CodecId::kRaw16;
+}
+constexpr bool IsRawCodec(CodecId codec) {
+  return codec == CodecId::kRaw16 || codec == CodecId::kRaw8;
+}
+
 /// How exact a block is, ascending. A floor forbids everything below it.
 enum class Precision : uint8_t { kNone = 0, kInt2 = 1, kK4V2 = 2, kInt4 = 3, kBits8 = 4, kBits16 = 5 };
+
+/// That of the engine's own numbers.
+constexpr Precision MostExact(DType dtype) {
+  return DTypeBytes(dtype) == 1 ? Precision::kBits8 : Precision::kBits16;
+}
 
 /// The four regions of an image, in order. A layer part is what one layer has in one region.
 enum class Region : uint8_t { kBase = 0, kBoost = 1, kKTail = 2, kVTail = 3 };

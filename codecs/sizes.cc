@@ -32,7 +32,7 @@ uint64_t Kv8Bytes(const BlockShape& shape, Region region) {
 
 uint64_t PartBytes(CodecId codec, const BlockShape& shape, uint8_t planes, Region region) {
   KVTIER_CHECK(FindCodec(codec) != nullptr);
-  const bool is_raw = codec == CodecId::kRaw16 || codec == CodecId::kRaw8 || (planes & kPlaneRaw) != 0;
+  const bool is_raw = IsRawCodec(codec) || (planes & kPlaneRaw) != 0;
   if (is_raw) return region == Region::kBase ? AlignSection(RawLayerBytes(shape)) : 0;
   return codec == CodecId::kKv8 ? Kv8Bytes(shape, region) : PlaneFamilyBytes(shape, planes, region);
 }

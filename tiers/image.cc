@@ -66,7 +66,7 @@ Status CheckHeader(const ImageHeader& header, const Codec& codec, const BlockSha
 
 /// Planes of the rungs that a layer of a plane-family image may have: at least those of the image.
 bool PlanesFit(const Codec& codec, const BlockShape& shape, uint8_t planes) {
-  if (codec.id == CodecId::kRaw16 || codec.id == CodecId::kRaw8) return planes == 0;
+  if (IsRawCodec(codec.id)) return planes == 0;
   if (planes == kPlaneRaw) return true;
   if (codec.id == CodecId::kKv8) return planes == 0;
   for (const Codec* rung : AllCodecs()) {
@@ -99,7 +99,7 @@ Status CheckAbsentParts(const ImageView& image) {
 }  // namespace
 
 BlockShape StoredShape(CodecId codec, BlockShape shape) {
-  if (codec == CodecId::kRaw16 || codec == CodecId::kRaw8) shape.nraw = 0;
+  if (IsRawCodec(codec)) shape.nraw = 0;
   if (!IsPlaneFamily(codec)) shape.nb = 0;
   return shape;
 }

@@ -70,22 +70,27 @@ struct [[nodiscard]] BuiltImage {
 
 /// Writes an image of `raw` (layer after layer as RawLayerBytes) to `out` (64-byte aligned); layers that
 /// cannot be encoded stay raw. `raw` may change meanwhile: what is checked is what is kept, since every byte
-/// is read into `out` (raw16) or a private layer in `tile` (the others) before anything looks at it. A crew
-/// shares the layers of a large block; the bytes are the same. Errors:
-/// kOutOfRange (`out` too small), kInvalidArgument (wrong size of `raw`; a source that changed under the
-/// encoder), kUnimplemented (the codec cannot hold the shape), kResourceExhausted (no memory for `tile`).
+/// is read into `out` (raw16, raw8) or a private layer in `tile` (the others) before anything looks at it. A
+/// crew shares the layers of a large block; the bytes are the same. `scales` are those of an FP8 source by
+/// layer; empty: 1. Errors: kOutOfRange (`out` too small), kInvalidArgument (wrong size of `raw`; a source
+/// that changed under the encoder), kUnimplemented (the codec cannot hold the shape), kResourceExhausted (no
+/// memory for `tile`).
 BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
-                       std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew = nullptr);
+                       std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew = nullptr,
+                       std::span<const Fp8Scales> scales = {});
 
 /// Whether RequantizeImage can turn an image in `from` into `to`: a copy, a cut inside the plane family, or
-/// an encoding of 16-bit values. Never by decoding a quantized block.
+/// an encoding of what the engine gave. A quantized block is not decoded for it, but for kv8, whose steps are
+/// so much finer than those of the plane family that its values stand for the engine's.
 bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape);
 
 /// Writes `source` requantized to `codec` into `out` (64-byte aligned, not overlapping). `identity` is the
-/// block's own, with the nraw and nb that an encoding from raw16 uses. Verifies every part of the source that
+/// block's own, with the nraw and nb that an encoding uses. kv8 is decoded into private layers in `tile`.
+/// Verifies every part of the source that
 /// it uses; the source holds still. Errors: kDataLoss (source), kOutOfRange (`out` too small),
-/// kFailedPrecondition (not CanRequantize).
+/// kFailedPrecondition (not CanRequantize), kResourceExhausted (no memory for `tile`).
 BuiltImage RequantizeImage(const ImageView& source, const Codec& codec, const BlockIdentity& identity,
-                           std::span<std::byte> out, LayerCrew* crew = nullptr);
+                           std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew = nullptr,
+                           std::span<const Fp8Scales> scales = {});
 
 }  // namespace kvtier

@@ -127,8 +127,21 @@ void StoreRawLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
   draft.table[layer].crc[static_cast<int>(Region::kBase)] = ContinueCrc32c(crc, padding);
 }
 
-void StoreEncodedLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
-  const LayerError error = draft.codec.encode(draft.shape, {.raw = raw}, draft.Parts(layer));
+/// A layer to encode, and the type of its elements: that of the block, or fp16 where it was decoded.
+struct LoadedLayer {
+  LayerSource source;
+  DType dtype;
+};
+
+BlockShape ShapeOfLoaded(const Draft& draft, const LoadedLayer& loaded) {
+  BlockShape shape = draft.shape;
+  shape.dtype = loaded.dtype;
+  return shape;
+}
+
+void StoreEncodedLayer(Draft& draft, size_t layer, const LoadedLayer& loaded) {
+  const LayerError error =
+      draft.codec.encode(ShapeOfLoaded(draft, loaded), loaded.source, draft.Parts(layer));
   draft.table[layer].error = {Fp16Out(error.k_int4), Fp16Out(error.k_int2), Fp16Out(error.v_int4),
                               Fp16Out(error.v_int2)};
   draft.Checksum(layer);
@@ -145,15 +158,15 @@ BuiltImage EncodeLayers(Draft& draft, const LoadLayer& load) {
     if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
     std::atomic<bool> sizes_hold = true;
     Status status = draft.ForEachLayer([&](size_t layer, uint32_t place) -> Status {
-      KVTIER_ASSIGN(const std::span<const std::byte> raw, load(layer, place));
+      KVTIER_ASSIGN(const LoadedLayer loaded, load(layer, place));
       LayerEntry& entry = draft.table[layer];
       if (entry.planes == kPlaneRaw) {
-        StoreRawLayer(draft, layer, raw);
-      } else if (!LayerIsFinite(draft.shape, {.raw = raw})) {
+        StoreRawLayer(draft, layer, loaded.source.raw);
+      } else if (!LayerIsFinite(ShapeOfLoaded(draft, loaded), loaded.source)) {
         entry.planes = kPlaneRaw;
         sizes_hold = false;
       } else if (sizes_hold) {
-        StoreEncodedLayer(draft, layer, raw);
+        StoreEncodedLayer(draft, layer, loaded);
       }
       return Status::Ok();
     });
@@ -163,7 +176,7 @@ BuiltImage EncodeLayers(Draft& draft, const LoadLayer& load) {
   return Failed(Status(Code::kInvalidArgument, "the source changed while it was being encoded"), draft);
 }
 
-BuiltImage StoreRaw16(Draft& draft, std::span<const std::byte> raw) {
+BuiltImage StoreRawBlock(Draft& draft, std::span<const std::byte> raw) {
   for (LayerEntry& entry : draft.table) entry.planes = EncodedPlanes(draft.codec, draft.shape);
   if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
   const uint64_t layer_bytes = RawLayerBytes(draft.shape);
@@ -178,7 +191,7 @@ BuiltImage StoreRaw16(Draft& draft, std::span<const std::byte> raw) {
 Status CopyPart(const ImageView& source, Draft& draft, size_t layer, int region) {
   const std::span<const std::byte> from = source.Parts(static_cast<uint16_t>(layer)).part[region];
   const std::span<std::byte> to = draft.Parts(layer).part[region];
-  const bool is_raw = draft.codec.id == CodecId::kRaw16 || source.table[layer].planes == kPlaneRaw;
+  const bool is_raw = IsRawCodec(draft.codec.id) || source.table[layer].planes == kPlaneRaw;
   const uint32_t crc = is_raw ? StreamAndCrc32c(from, to) : CopyAndCrc32c(from, to);
   draft.table[layer].crc[region] = crc;
   if (crc == source.table[layer].crc[region]) return Status::Ok();
@@ -223,10 +236,43 @@ BuiltImage CutImage(const ImageView& source, Draft& draft) {
   return Finished(draft);
 }
 
+Fp8Scales ScalesOf(std::span<const Fp8Scales> scales, size_t layer) {
+  return scales.empty() ? Fp8Scales{} : scales[layer];
+}
+
+/// Bytes that DecodeToFp16 needs: K and V with rows as wide as the wider of the two.
+uint64_t DecodedLayerBytes(const BlockShape& s) {
+  return uint64_t{2} * s.kv_heads * s.tokens * std::max(s.k_dim, s.v_dim) * sizeof(uint16_t);
+}
+
+/// Decodes one layer into `tile`, as an fp16 source.
+std::span<const std::byte> DecodeToFp16(const ImageView& source, uint16_t layer, std::span<std::byte> tile) {
+  const BlockShape& shape = source.identity.shape;
+  const uint64_t rows = uint64_t{shape.kv_heads} * shape.tokens;
+  const uint64_t k_row = shape.k_dim * sizeof(uint16_t), v_row = shape.v_dim * sizeof(uint16_t);
+  // One view has one set of strides, so rows are spaced for the wider of the two at first.
+  const uint64_t spaced_row = std::max(k_row, v_row);
+  const KvLayerView view = {.k = tile.data(),
+                            .v = tile.data() + rows * spaced_row,
+                            .head_stride = static_cast<int64_t>(shape.tokens * spaced_row),
+                            .token_stride = static_cast<int64_t>(spaced_row),
+                            .channel_stride = sizeof(uint16_t)};
+  source.codec->decode(shape, source.table[layer].planes, source.Parts(layer), view);
+  if (k_row != v_row) {
+    std::byte* packed = tile.data();
+    for (uint64_t row = 0; row < rows; ++row, packed += k_row)
+      std::memmove(packed, view.k + row * spaced_row, k_row);
+    for (uint64_t row = 0; row < rows; ++row, packed += v_row)
+      std::memmove(packed, view.v + row * spaced_row, v_row);
+  }
+  return tile.first(rows * (k_row + v_row));
+}
+
 }  // namespace
 
 BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
-                       std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew) {
+                       std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew,
+                       std::span<const Fp8Scales> scales) {
   Draft draft(codec, identity, out, crew);
   if (!codec.supports(draft.shape)) {
     return Failed(Status(Code::kUnimplemented, std::string(codec.name) + " cannot hold this shape"), draft);
@@ -234,35 +280,48 @@ BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::s
   if (raw.size() != RawBlockBytes(draft.shape)) {
     return Failed(Status(Code::kInvalidArgument, "the source has not the bytes of its shape"), draft);
   }
-  if (codec.id == CodecId::kRaw16) return StoreRaw16(draft, raw);
+  if (IsRawCodec(codec.id)) return StoreRawBlock(draft, raw);
 
   const uint64_t layer_bytes = RawLayerBytes(draft.shape);
   const Result<std::span<std::byte>> memory = tile.Reserve(draft.Places() * layer_bytes);
   if (!memory.ok()) return Failed(memory.status(), draft);
-  return EncodeLayers(draft, [&](size_t layer, uint32_t place) -> Result<std::span<const std::byte>> {
+  return EncodeLayers(draft, [&](size_t layer, uint32_t place) -> Result<LoadedLayer> {
     const std::span<std::byte> own = memory->subspan(place * layer_bytes, layer_bytes);
     std::memcpy(own.data(), raw.data() + layer * layer_bytes, layer_bytes);
-    return std::span<const std::byte>(own);
+    return LoadedLayer{{.raw = own, .scales = ScalesOf(scales, layer)}, draft.shape.dtype};
   });
 }
 
 bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape) {
   if (CanCut(from, to.id)) return true;
-  return from == CodecId::kRaw16 && to.supports(StoredShape(to.id, shape));
+  const bool may_encode = IsRawCodec(from) || (from == CodecId::kKv8 && IsPlaneFamily(to.id));
+  return may_encode && to.supports(StoredShape(to.id, shape));
 }
 
 BuiltImage RequantizeImage(const ImageView& source, const Codec& codec, const BlockIdentity& identity,
-                           std::span<std::byte> out, LayerCrew* crew) {
+                           std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew,
+                           std::span<const Fp8Scales> scales) {
   Draft draft(codec, identity, out, crew);
   KVTIER_CHECK(source.identity.shape == StoredShape(source.codec->id, identity.shape));
   if (!CanRequantize(source.codec->id, codec, identity.shape)) {
     return Failed(Status(Code::kFailedPrecondition, "would have to decode a quantized block"), draft);
   }
   if (CanCut(source.codec->id, codec.id)) return CutImage(source, draft);
-  return EncodeLayers(draft, [&](size_t index, uint32_t) -> Result<std::span<const std::byte>> {
+
+  const bool decodes = !IsRawCodec(source.codec->id);
+  const uint64_t tile_bytes = decodes ? DecodedLayerBytes(draft.shape) : 0;
+  const Result<std::span<std::byte>> memory = tile.Reserve(draft.Places() * tile_bytes);
+  if (!memory.ok()) return Failed(memory.status(), draft);
+  return EncodeLayers(draft, [&](size_t index, uint32_t place) -> Result<LoadedLayer> {
     const auto layer = static_cast<uint16_t>(index);
-    if (Status intact = VerifyLayer(source, layer); !intact.ok()) return intact;
-    return source.Parts(layer).part[static_cast<int>(Region::kBase)].first(RawLayerBytes(draft.shape));
+    KVTIER_TRY(VerifyLayer(source, layer));
+    if (decodes && source.table[layer].planes != kPlaneRaw) {
+      const std::span<std::byte> own = memory->subspan(place * tile_bytes, tile_bytes);
+      return LoadedLayer{{.raw = DecodeToFp16(source, layer, own)}, DType::kFp16};
+    }
+    const std::span<const std::byte> base = source.Parts(layer).part[static_cast<int>(Region::kBase)];
+    return LoadedLayer{{.raw = base.first(RawLayerBytes(draft.shape)), .scales = ScalesOf(scales, layer)},
+                       draft.shape.dtype};
   });
 }
 

@@ -30,7 +30,7 @@ Result<ImageView> ReadImage(const BlockIdentity& identity, const Place& place, M
   return image;
 }
 
-/// The codec of the target for a source in `source` (raw16: still 16-bit values).
+/// The codec of the target for a source in `source`.
 const Codec& TargetCodec(CodecId source, const MoveOrder& order) {
   if (CanRequantize(source, *order.codec, order.identity.shape)) return *order.codec;
   const Codec* as_it_is = FindCodec(source);
@@ -43,8 +43,8 @@ Status CheckTarget(const MoveOrder& order, std::span<const std::byte> bytes, Mov
   const auto check = [&]() -> Status {
     KVTIER_ASSIGN(const ImageView image, ParseImage(bytes));
     KVTIER_TRY(MatchIdentity(image, order.identity));
-    // The checksums of a raw16 image were taken from these very bytes a moment ago, and it is large.
-    if (image.codec->id != CodecId::kRaw16) KVTIER_TRY(VerifyImage(image));
+    // The checksums of a raw image were taken from these very bytes a moment ago, and it is large.
+    if (!IsRawCodec(image.codec->id)) KVTIER_TRY(VerifyImage(image));
     Describe(image, outcome);
     return Status::Ok();
   };
@@ -57,20 +57,23 @@ Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) 
   if (!order.staged.has_value()) {
     KVTIER_ASSIGN(source, ReadImage(order.identity, order.source, *order.source_medium, scratch));
   }
-  const CodecId source_codec = order.staged.has_value() ? CodecId::kRaw16 : source.codec->id;
+  const CodecId source_codec =
+      order.staged.has_value() ? RawCodecOf(order.identity.shape.dtype) : source.codec->id;
   const Codec& codec = TargetCodec(source_codec, order);
 
   KVTIER_ASSIGN(const std::span<std::byte> out,
                 order.target_medium->BeginWrite(order.target, scratch.target));
   const SteadyClock stopwatch;
   const TimePoint start = stopwatch.Now();
+  const std::span<const Fp8Scales> scales =
+      order.scales == nullptr ? std::span<const Fp8Scales>{} : std::span(*order.scales);
   const BuiltImage built =
       order.staged.has_value()
-          ? EncodeImage(codec, order.identity, order.staged->raw, out, scratch.source, scratch.crew)
-          : RequantizeImage(source, codec, order.identity, out, scratch.crew);
+          ? EncodeImage(codec, order.identity, order.staged->raw, out, scratch.source, scratch.crew, scales)
+          : RequantizeImage(source, codec, order.identity, out, scratch.layers, scratch.crew, scales);
   if (built.status.code() == Code::kOutOfRange) outcome.needed_bytes = built.image_bytes;
   KVTIER_TRY(built.status);
-  if (source_codec == CodecId::kRaw16 && codec.id != CodecId::kRaw16) {
+  if (!CanCut(source_codec, codec.id)) {
     outcome.encoded_bytes = RawBlockBytes(order.identity.shape);
     outcome.encode_ns = static_cast<uint64_t>((stopwatch.Now() - start).count());
   }
@@ -81,6 +84,7 @@ Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) 
 void GiveMemoryBack(MoveScratch& scratch) {
   scratch.source.ShrinkTo(kRetainedBounceBytes);
   scratch.target.ShrinkTo(kRetainedBounceBytes);
+  scratch.layers.ShrinkTo(kRetainedBounceBytes);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "tiers/medium.h"
 
@@ -25,8 +26,9 @@ struct MoveOrder {
   Place target;
   Medium* target_medium = nullptr;
   /// Wanted at the target. A quantized source that cannot be cut to it is copied as it is; a shape that it
-  /// does not take (a short tail) stays raw16.
+  /// does not take (a short tail) stays as it is.
   const Codec* codec = nullptr;
+  std::shared_ptr<const std::vector<Fp8Scales>> scales = nullptr;  ///< by layer, of FP8 blocks; null: 1
 };
 
 struct MoveOutcome {
@@ -46,6 +48,7 @@ struct MoveScratch {
   LayerCrew* crew = nullptr;  ///< null: the worker does every layer itself
   AlignedBuffer source;
   AlignedBuffer target;
+  AlignedBuffer layers;  ///< decoded ones, on their way into another codec
 };
 inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
 

@@ -13,7 +13,7 @@ size_t Index(Precision precision) {
 }
 
 /// Images that are no plain sealed block (tails, blocks with raw layers) share slots in quarter steps of the
-/// raw16 slot.
+/// slot of a raw block.
 constexpr uint64_t kOddSizeSteps = 4;
 
 }  // namespace
@@ -214,7 +214,7 @@ SlotQueue& Ladder::QueueOf(Tier& tier, const SlotClass& slot_class) {
 
 SlotClass Ladder::ClassOf(const Entry& entry, CodecId codec, uint64_t image_bytes) const {
   const Model& model = models_.at(entry.model);
-  const uint64_t raw_slot = model.sealed_slot_bytes[static_cast<size_t>(CodecId::kRaw16)];
+  const uint64_t raw_slot = model.sealed_slot_bytes[static_cast<size_t>(RawCodecOf(model.spec.dtype))];
   const uint64_t plain_slot = model.sealed_slot_bytes[static_cast<size_t>(codec)];
   if (!entry.is_tail && image_bytes <= plain_slot) return {entry.tenant, plain_slot};
   for (uint64_t step = 1; step <= kOddSizeSteps; ++step) {

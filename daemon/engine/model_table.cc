@@ -4,6 +4,16 @@
 #include "daemon/policy/keys.h"
 
 namespace kvtier {
+namespace {
+
+std::shared_ptr<const std::vector<Fp8Scales>> LayerScales(const ModelSpec& spec) {
+  if (spec.k_scales.empty() && spec.v_scales.empty()) return nullptr;
+  auto scales = std::make_shared<std::vector<Fp8Scales>>(spec.layers);
+  for (size_t layer = 0; layer < scales->size(); ++layer) (*scales)[layer] = ScalesOf(spec, layer);
+  return scales;
+}
+
+}  // namespace
 
 Result<TenantId> ModelTable::Tenant(const std::string& name) {
   if (const auto found = tenant_by_name_.find(name); found != tenant_by_name_.end()) return found->second;
@@ -25,11 +35,13 @@ Result<ModelId> ModelTable::Register(TenantId tenant, const ModelSpec& spec) {
   model.tenant = tenant;
   model.name_space = name_space;
   model.spec = spec;
+  model.scales = LayerScales(spec);
   const BlockShape first = kvtier::ShapeOf(spec, 0, static_cast<uint16_t>(spec.tokens_per_block));
   for (const Codec* codec : AllCodecs()) {
-    if (!codec->supports(first)) continue;
+    const BlockShape stored = StoredShape(codec->id, first);
+    if (!codec->supports(stored)) continue;
     model.sealed_slot_bytes[static_cast<size_t>(codec->id)] =
-        AlignUp(PlainImageBytes(*codec, first), kSlotAlign);
+        AlignUp(PlainImageBytes(*codec, stored), kSlotAlign);
   }
   model_by_name_space_.emplace(name_space, id);
   return id;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -17,6 +18,7 @@ struct Model {
   TenantId tenant;
   NamespaceDigest name_space;
   ModelSpec spec;
+  std::shared_ptr<const std::vector<Fp8Scales>> scales;  ///< of `spec`, by layer; null: 1
   bool persisted = false;  ///< its record is on the cold tiers or ordered for them
   uint64_t blocks = 0;     ///< stored
   uint64_t image_bytes = 0;

@@ -23,7 +23,9 @@ Status EngineImpl::CheckPut(const Put& c) {
   if (c.durability == Durability::kDurable && !PersistentTier()) {
     return Status(Code::kFailedPrecondition, "there is no persistent tier for a durable put");
   }
-  if (c.floor > Precision::kBits16) return Status(Code::kInvalidArgument, "unknown floor");
+  if (c.floor > MostExact(models_.at(c.model).spec.dtype)) {
+    return Status(Code::kInvalidArgument, "the floor is above the precision of the model's KV, or unknown");
+  }
   if (puts_.size() >= kMaxOperations) return Status(Code::kResourceExhausted, "too many puts wait");
   if (session->tickets.contains(c.ticket)) return Status(Code::kAlreadyExists, "the ticket id is in use");
   if (session->tickets.size() >= kMaxTicketsPerSession) {

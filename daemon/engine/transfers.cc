@@ -8,8 +8,10 @@
 namespace kvtier {
 namespace {
 
-/// The codec that keeps at least `precision`: the smallest in this build.
-const Codec* CodecFor(Precision precision) {
+/// The smallest codec that keeps at least `precision` of what an engine gives in `dtype`.
+const Codec* CodecFor(Precision precision, DType dtype) {
+  const Codec* as_given = FindCodec(RawCodecOf(dtype));
+  if (precision >= as_given->precision) return as_given;
   switch (precision) {
     case Precision::kNone:
     case Precision::kInt2:
@@ -19,10 +21,11 @@ const Codec* CodecFor(Precision precision) {
     case Precision::kInt4:
       return FindCodec(CodecId::kKv4p);
     case Precision::kBits8:
+      return FindCodec(CodecId::kKv8);
     case Precision::kBits16:
-      return FindCodec(CodecId::kRaw16);
+      break;
   }
-  return FindCodec(CodecId::kRaw16);
+  return as_given;
 }
 
 }  // namespace
@@ -30,15 +33,16 @@ const Codec* CodecFor(Precision precision) {
 EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to,
                                          Purpose purpose, Precision least) const {
   const BlockShape shape = models_.ShapeOf(entry);
-  const CodecId source = from ? entry.copies[from->value].codec : CodecId::kRaw16;
+  const CodecId source = from ? entry.copies[from->value].codec : RawCodecOf(shape.dtype);
   const Codec* codec = FindCodec(source);
-  const bool encodes = purpose != Purpose::kPromote && !entry.is_tail;
+  // Durable blocks keep INT4 on disk whatever the tier does with others.
+  const Precision wanted =
+      purpose == Purpose::kPersist ? Precision::kInt4 : FindCodec(to.options.codec)->precision;
+  // A tail is too short-lived for the plane family.
+  const bool encodes = purpose != Purpose::kPromote && (!entry.is_tail || wanted == Precision::kBits8);
   if (encodes) {
-    // Durable blocks keep INT4 on disk whatever the tier does with others.
-    const Precision wanted =
-        purpose == Purpose::kPersist ? Precision::kInt4 : FindCodec(to.options.codec)->precision;
-    const Codec* target = CodecFor(std::max({wanted, least, entry.floor}));
-    if (target->supports(shape) && (source == CodecId::kRaw16 || CanCut(source, target->id))) codec = target;
+    const Codec* target = CodecFor(std::max({wanted, least, entry.floor}), shape.dtype);
+    if (CanRequantize(source, *target, shape)) codec = target;
   }
   if (from && codec->id == source) return {codec, entry.copies[from->value].image_bytes};
   return {codec, PlainImageBytes(*codec, shape)};
@@ -92,7 +96,7 @@ TransferId EngineImpl::StartTransfer(TransferRequest request) {
     transfer.source_codec = entry.copies[request.from->value].codec;
     ladder_.Pin(request.entry, *request.from, PinKind::kJob);
   } else {
-    transfer.source_codec = CodecId::kRaw16;
+    transfer.source_codec = RawCodecOf(models_.ShapeOf(entry).dtype);
   }
   if (!to.host()) {
     PersistModel(entry.model);
@@ -154,6 +158,7 @@ void EngineImpl::OrderMove(Transfer& transfer) {
   order.target = entry.copies[transfer.to.value].place;
   order.target_medium = to.options.medium;
   order.codec = transfer.codec;
+  order.scales = models_.at(entry.model).scales;
   Enqueue({.kind = PendingJob::Kind::kMove, .transfer = transfer.id}, MoveJob{std::move(order)});
 }
 

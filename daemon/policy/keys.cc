@@ -13,7 +13,7 @@
 namespace kvtier {
 namespace {
 
-constexpr uint32_t kKeyFormatVersion = 1;
+constexpr uint32_t kKeyFormatVersion = 2;
 
 static_assert(std::endian::native == std::endian::little, "fields are hashed as they lie in memory");
 
@@ -87,8 +87,11 @@ NamespaceDigest ComputeNamespace(std::string_view tenant, const ModelSpec& spec)
   hasher.String("ns");
   hasher.String(tenant);
   ForEachField(spec, [&hasher](const auto& field) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(field)>, std::string>) {
+    using Field = std::decay_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, std::string>) {
       hasher.String(field);
+    } else if constexpr (std::is_same_v<Field, std::vector<float>>) {
+      hasher.Bytes(field.data(), field.size() * sizeof(float));
     } else {
       hasher.U32(static_cast<uint32_t>(field));
     }

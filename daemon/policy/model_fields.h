@@ -30,6 +30,8 @@ void ForEachField(Spec& spec, Visit&& visit) {
   visit(spec.first_raw_rows);
   visit(spec.boost_channels);
   visit(spec.floor);
+  visit(spec.k_scales);
+  visit(spec.v_scales);
 }
 
 }  // namespace kvtier

@@ -1,6 +1,7 @@
 #include "daemon/policy/model_spec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -11,7 +12,7 @@
 namespace kvtier {
 namespace {
 
-constexpr uint32_t kStoredVersion = 1;
+constexpr uint32_t kStoredVersion = 2;
 constexpr uint32_t kMaxSpecTextBytes = 1024;  ///< of each text field
 constexpr uint32_t kMaxTenantBytes = 256;
 constexpr uint32_t kDimStep = 16;
@@ -54,14 +55,20 @@ Status ValidateDtype(DType dtype) {
   switch (dtype) {
     case DType::kFp16:
     case DType::kBf16:
-      return Status::Ok();
     case DType::kE4m3:
     case DType::kE5m2:
-      return Unsupported("8-bit floating point KV is not stored in this version");
+      return Status::Ok();
     case DType::kFp32:
       return Unsupported("fp32 KV is not stored: fp32 is for destinations alone");
   }
   return Invalid("dtype", "is unknown");
+}
+
+Status ValidateScales(std::string_view name, const std::vector<float>& scales, uint16_t layers) {
+  if (!scales.empty() && scales.size() != layers) return Invalid(name, "has not one number a layer");
+  const bool are_positive =
+      std::ranges::all_of(scales, [](float scale) { return std::isnormal(scale) && scale > 0; });
+  return are_positive ? Status::Ok() : Invalid(name, "has a number that is not finite and positive");
 }
 
 Status ValidateShard(std::string_view name, const ModelSpec::Shard& shard) {
@@ -81,6 +88,10 @@ void AppendText(std::string& out, std::string_view text) {
   out.append(text);
 }
 
+void AppendFloats(std::string& out, const std::vector<float>& floats) {
+  AppendText(out, {reinterpret_cast<const char*>(floats.data()), floats.size() * sizeof(float)});
+}
+
 /// Takes fields off the front; after the first failure it takes nothing more.
 class FieldReader {
  public:
@@ -95,6 +106,13 @@ class FieldReader {
   std::string Text() {
     const uint32_t bytes = U32();
     return std::string(Take(bytes));
+  }
+  std::vector<float> Floats() {
+    const std::string_view bytes = Take(U32());
+    std::vector<float> floats(bytes.size() / sizeof(float));
+    if (floats.size() * sizeof(float) != bytes.size()) failed_ = true;
+    if (!floats.empty()) std::memcpy(floats.data(), bytes.data(), floats.size() * sizeof(float));
+    return floats;
   }
   template <typename T>
   T Number() {
@@ -126,6 +144,11 @@ class FieldReader {
 
 }  // namespace
 
+Fp8Scales ScalesOf(const ModelSpec& spec, size_t layer) {
+  return {.k = spec.k_scales.empty() ? 1.0f : spec.k_scales[layer],
+          .v = spec.v_scales.empty() ? 1.0f : spec.v_scales[layer]};
+}
+
 BlockShape ShapeOf(const ModelSpec& spec, uint64_t first_position, uint16_t tokens) {
   BlockShape shape;
   shape.layers = spec.layers;
@@ -156,6 +179,9 @@ Status ValidateModelSpec(const ModelSpec& spec) {
     return Invalid("boost_channels", "is not a multiple of 4 up to k_dim");
   }
   if (spec.floor > Precision::kBits16) return Invalid("floor", "is unknown");
+  if (spec.floor > MostExact(spec.dtype)) return Invalid("floor", "is above the precision of the model's KV");
+  KVTIER_TRY(ValidateScales("k_scales", spec.k_scales, spec.layers));
+  KVTIER_TRY(ValidateScales("v_scales", spec.v_scales, spec.layers));
   if (RawBlockBytes(ShapeOf(spec, 0, static_cast<uint16_t>(spec.tokens_per_block))) > kMaxBlockBytes) {
     return Invalid("shape", "gives blocks above 64 MiB");
   }
@@ -167,8 +193,11 @@ std::string SerializeModel(std::string_view tenant, const ModelSpec& spec) {
   AppendU32(out, kStoredVersion);
   AppendText(out, tenant);
   ForEachField(spec, [&out](const auto& field) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(field)>, std::string>) {
+    using Field = std::decay_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, std::string>) {
       AppendText(out, field);
+    } else if constexpr (std::is_same_v<Field, std::vector<float>>) {
+      AppendFloats(out, field);
     } else {
       AppendU32(out, static_cast<uint32_t>(field));
     }
@@ -188,6 +217,8 @@ Result<StoredModel> ParseModel(std::string_view fields) {
     using Field = std::decay_t<decltype(field)>;
     if constexpr (std::is_same_v<Field, std::string>) {
       field = reader.Text();
+    } else if constexpr (std::is_same_v<Field, std::vector<float>>) {
+      field = reader.Floats();
     } else {
       field = reader.Number<Field>();
     }

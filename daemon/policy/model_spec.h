@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "codecs/codec.h"
 #include "kernels/layout.h"
@@ -32,6 +33,9 @@ struct ModelSpec {
   uint8_t first_raw_rows = 1;  ///< FP16 rows in the block at position 0, 1..4
   uint8_t boost_channels = 0;  ///< boosted K channels per head at INT2: a multiple of 4 (see DefaultBoost)
   Precision floor = Precision::kNone;
+  /// By layer: what a number in FP8 is multiplied by, in the engine's cache and in FP8 destinations.
+  /// Empty: 1.
+  std::vector<float> k_scales, v_scales;
 
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
@@ -45,8 +49,11 @@ constexpr uint8_t DefaultBoost(uint32_t k_dim) {
 /// `tokens`.
 BlockShape ShapeOf(const ModelSpec& spec, uint64_t first_position, uint16_t tokens);
 
+/// Of FP8 numbers of one layer.
+Fp8Scales ScalesOf(const ModelSpec& spec, size_t layer);
+
 /// Errors: kInvalidArgument naming the field; kUnimplemented for what this version does not store (MLA
-/// layouts, FP8).
+/// layouts, FP32).
 Status ValidateModelSpec(const ModelSpec& spec);
 
 /// For the index on disk: a versioned, length-prefixed form of tenant and spec, and back.

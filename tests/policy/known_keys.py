@@ -22,7 +22,8 @@ def tokens(values):
 
 TEXTS = [b"qwen2.5-coder-0.5b", b"main", b"", b"rope:1000000", b"", b"nhd"]
 NUMBERS = [0, 24, 2, 64, 64, 1, 64, 1, 2, 0, 1, 0, 1, 1, 32, 0]  # layer group .. floor
-name_space = digest(b"ns", b"uid:1000", *TEXTS, *map(u32, NUMBERS), u32(1))
+SCALES = [struct.pack("<24f", *[0.5] * 24), b""]  # of K by layer; of V: none
+name_space = digest(b"ns", b"uid:1000", *TEXTS, *map(u32, NUMBERS), *SCALES, u32(2))
 print("namespace", name_space.hex())
 
 parent = name_space

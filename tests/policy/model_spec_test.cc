@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "codecs/image_layout.h"
 
 namespace kvtier {
@@ -33,6 +35,8 @@ ModelSpec FullSpec() {
   spec.context = {.rank = 0, .size = 2};
   spec.first_raw_rows = 4;
   spec.floor = Precision::kK4V2;
+  spec.k_scales.assign(24, 0.5f);
+  spec.v_scales.assign(24, 0.01f);
   return spec;
 }
 
@@ -82,7 +86,35 @@ TEST(ModelSpec, RefusesWhatIsWrongAndNamesTheField) {
       Code::kInvalidArgument, [](ModelSpec& s) { s.kv_heads = 4096; }, "64 MiB");
 }
 
-TEST(ModelSpec, SaysUnsupportedForLatentAttentionOddDimsAndEightBitFloats) {
+TEST(ModelSpec, AcceptsFp8WithItsScalesAndAFloorOfEightBits) {
+  ModelSpec spec = Spec();
+  for (const DType dtype : {DType::kE4m3, DType::kE5m2}) {
+    spec.dtype = dtype;
+    spec.floor = Precision::kBits8;
+    EXPECT_TRUE(ValidateModelSpec(spec).ok());
+    spec.k_scales.assign(24, 0.02f);
+    spec.v_scales.assign(24, 3.0f);
+    EXPECT_TRUE(ValidateModelSpec(spec).ok());
+  }
+  EXPECT_EQ(ScalesOf(spec, 7), (Fp8Scales{.k = 0.02f, .v = 3.0f}));
+  EXPECT_EQ(ScalesOf(Spec(), 7), (Fp8Scales{.k = 1, .v = 1}));
+}
+
+TEST(ModelSpec, RefusesScalesThatCannotBeAndFloorsThatFp8CannotMeet) {
+  ExpectRefused(
+      Code::kInvalidArgument, [](ModelSpec& s) { s.k_scales.assign(23, 1.0f); }, "k_scales");
+  for (const float bad : {0.0f, -1.0f, 1e-39f, INFINITY, NAN}) {
+    ModelSpec spec = Spec();
+    spec.v_scales.assign(24, 1.0f);
+    spec.v_scales[23] = bad;
+    EXPECT_EQ(ValidateModelSpec(spec).code(), Code::kInvalidArgument) << bad;
+  }
+  ExpectRefused(
+      Code::kInvalidArgument, [](ModelSpec& s) { s.dtype = DType::kE5m2, s.floor = Precision::kBits16; },
+      "floor");
+}
+
+TEST(ModelSpec, SaysUnsupportedForLatentAttentionOddDimsAndFp32) {
   ExpectRefused(
       Code::kUnimplemented, [](ModelSpec& s) { s.k_dim = 576, s.v_dim = 512; }, "latent");
   ExpectRefused(
@@ -90,7 +122,7 @@ TEST(ModelSpec, SaysUnsupportedForLatentAttentionOddDimsAndEightBitFloats) {
   ExpectRefused(
       Code::kUnimplemented, [](ModelSpec& s) { s.k_dim = 72; }, "multiples of 16");
   ExpectRefused(
-      Code::kUnimplemented, [](ModelSpec& s) { s.dtype = DType::kE4m3; }, "8-bit");
+      Code::kUnimplemented, [](ModelSpec& s) { s.dtype = DType::kFp32; }, "fp32");
 }
 
 TEST(ModelSpec, GivesRawRowsOnlyToTheBlockAtPositionZero) {
@@ -118,13 +150,13 @@ TEST(StoredModel, IsRefusedWhenCutLengthenedOrOfAnotherVersion) {
   }
   EXPECT_EQ(ParseModel(good + "x").status().code(), Code::kDataLoss);
   std::string newer = good;
-  newer[0] = 2;
+  newer[0] = 3;
   EXPECT_EQ(ParseModel(newer).status().code(), Code::kUnimplemented);
 }
 
 TEST(StoredModel, IsRefusedWhenANumberDoesNotFitItsField) {
   std::string fields = SerializeModel("t", Spec());
-  fields[fields.size() - 1] = 1;  // floor becomes 1 << 24
+  fields[fields.size() - 9] = 1;  // floor, before two empty lists of scales, becomes 1 << 24
   EXPECT_EQ(ParseModel(fields).status().code(), Code::kDataLoss);
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/fp8.h"
 #include "kernels/numerics.h"
 #include "tiers/image.h"
 
@@ -22,6 +23,13 @@ inline BlockShape SmallShape(uint16_t tokens = 64) {
           .nb = 32};
 }
 
+/// The same in a type that `codec` takes.
+inline BlockShape SmallShapeFor(const Codec& codec, uint16_t tokens = 64) {
+  BlockShape shape = SmallShape(tokens);
+  if (codec.id == CodecId::kRaw8) shape.dtype = DType::kE4m3;
+  return shape;
+}
+
 /// An identity that differs in every field for every `number`.
 inline BlockIdentity MakeIdentity(uint32_t number, BlockShape shape = SmallShape()) {
   BlockIdentity identity;
@@ -33,12 +41,28 @@ inline BlockIdentity MakeIdentity(uint32_t number, BlockShape shape = SmallShape
   return identity;
 }
 
-/// Normally distributed fp16 values, all layers of a block.
+/// Normally distributed values / 0.25 in FP8, all layers of a block.
+inline std::vector<std::byte> RandomFp8(const BlockShape& shape, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0.0f, 4.0f);
+  std::vector<std::byte> raw(RawBlockBytes(shape));
+  for (std::byte& element : raw) {
+    const float value = normal(rng);
+    element = static_cast<std::byte>(shape.dtype == DType::kE4m3 ? E4m3FromFp32(value) : E5m2FromFp32(value));
+  }
+  return raw;
+}
+
+/// Normally distributed values in the type of the shape (FP8 as above), all layers of a block.
 inline std::vector<std::byte> RandomRaw(const BlockShape& shape, uint32_t seed) {
+  if (IsFp8(shape.dtype)) return RandomFp8(shape, seed);
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal;
   std::vector<std::byte> raw(RawBlockBytes(shape));
-  for (size_t at = 0; at < raw.size(); at += 2) Store16(raw.data() + at, Fp16FromFp32(normal(rng)));
+  for (size_t at = 0; at < raw.size(); at += 2) {
+    const float value = normal(rng);
+    Store16(raw.data() + at, shape.dtype == DType::kBf16 ? Bf16FromFp32(value) : Fp16FromFp32(value));
+  }
   return raw;
 }
 
@@ -50,12 +74,13 @@ struct OwnedImage {
 
 /// `raw` encoded; the status of EncodeImage where that failed.
 inline Result<OwnedImage> EncodeOwned(const Codec& codec, const BlockIdentity& identity,
-                                      std::span<const std::byte> raw, LayerCrew* crew = nullptr) {
+                                      std::span<const std::byte> raw, LayerCrew* crew = nullptr,
+                                      std::span<const Fp8Scales> scales = {}) {
   OwnedImage image;
   AlignedBuffer tile;
   KVTIER_ASSIGN(const std::span<std::byte> out,
                 image.memory.Reserve(RawBlockBytes(identity.shape) + (1 << 20)));
-  BuiltImage built = EncodeImage(codec, identity, raw, out, tile, crew);
+  BuiltImage built = EncodeImage(codec, identity, raw, out, tile, crew, scales);
   KVTIER_TRY(built.status);
   image.bytes = out.first(built.image_bytes);
   return image;
@@ -63,12 +88,14 @@ inline Result<OwnedImage> EncodeOwned(const Codec& codec, const BlockIdentity& i
 
 /// `source` requantized; the status of ParseImage or RequantizeImage where that failed.
 inline Result<OwnedImage> RequantizeOwned(std::span<const std::byte> source, const Codec& codec,
-                                          const BlockIdentity& identity, LayerCrew* crew = nullptr) {
+                                          const BlockIdentity& identity, LayerCrew* crew = nullptr,
+                                          std::span<const Fp8Scales> scales = {}) {
   OwnedImage image;
+  AlignedBuffer tile;
   KVTIER_ASSIGN(const ImageView view, ParseImage(source));
   KVTIER_ASSIGN(const std::span<std::byte> out,
                 image.memory.Reserve(RawBlockBytes(identity.shape) + (1 << 20)));
-  BuiltImage built = RequantizeImage(view, codec, identity, out, crew);
+  BuiltImage built = RequantizeImage(view, codec, identity, out, tile, crew, scales);
   KVTIER_TRY(built.status);
   image.bytes = out.first(built.image_bytes);
   return image;

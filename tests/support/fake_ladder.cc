@@ -75,11 +75,11 @@ Status FakeLadder::Move(const MoveOrder& order, MoveOutcome& outcome) {
                  source->name_space == order.identity.name_space);
     if (source->corrupt) return Status(Code::kDataLoss, "corrupt source");
     image.owner = source->owner;
-    if (source->codec != CodecId::kRaw16 && !CanCut(source->codec, image.codec)) image.codec = source->codec;
+    if (!CanRequantize(source->codec, *order.codec, order.identity.shape)) image.codec = source->codec;
   }
   const Codec& codec = *FindCodec(image.codec);
   uint64_t bytes = PlainImageBytes(codec, order.identity.shape);
-  if (has_raw_layer && has_raw_layer(image.owner) && image.codec != CodecId::kRaw16) bytes += kRawLayerExtra;
+  if (has_raw_layer && has_raw_layer(image.owner) && !IsRawCodec(image.codec)) bytes += kRawLayerExtra;
   const bool host = arenas_.contains(order.target.container) &&
                     arenas_.at(order.target.container).tier == order.target.tier;
   const uint64_t room = host ? order.target.bytes : order.target.bytes - kColdRecordHeaderBytes;
@@ -103,7 +103,7 @@ Status FakeLadder::Move(const MoveOrder& order, MoveOutcome& outcome) {
   images_[SpotOf(order.target)] = image;
   outcome.codec = image.codec;
   outcome.image_bytes = bytes;
-  outcome.k_error = image.codec == CodecId::kRaw16 ? 0.0f : 0.1f;
+  outcome.k_error = IsRawCodec(image.codec) ? 0.0f : 0.1f;
   outcome.v_error = outcome.k_error;
   return Status::Ok();
 }

@@ -77,9 +77,9 @@ TEST(EncodeImage, Raw16HoldsTailsOfAnyLength) {
 }
 
 TEST(EncodeImage, NamesTheBytesItNeedsWhenTheSlotIsTooSmall) {
-  const BlockIdentity identity = MakeIdentity(2);
-  const std::vector<std::byte> raw = RandomRaw(identity.shape, 2);
   for (const Codec* codec : AllCodecs()) {
+    const BlockIdentity identity = MakeIdentity(2, SmallShapeFor(*codec));
+    const std::vector<std::byte> raw = RandomRaw(identity.shape, 2);
     AlignedBuffer memory, tile;
     const uint64_t needed = PlainImageBytes(*codec, StoredShape(codec->id, identity.shape));
     const auto out = memory.Reserve(needed);
@@ -171,7 +171,8 @@ TEST(EncodeImage, ASourceThatChangesMeanwhileGivesAnImageThatAgreesWithItselfOrA
   });
   for (const Codec* codec : AllCodecs()) {
     for (int round = 0; round < 50; ++round) {
-      const auto image = EncodeOwned(*codec, identity, daemon->span());
+      const BlockIdentity own = MakeIdentity(7, SmallShapeFor(*codec, 16));
+      const auto image = EncodeOwned(*codec, own, daemon->span().first(RawBlockBytes(own.shape)));
       if (!image.ok()) {
         EXPECT_EQ(image.status().code(), Code::kInvalidArgument) << image.status().ToString();
         continue;
@@ -269,9 +270,9 @@ TEST(EncodeImage, ACrewThatSharesTheLayersGivesTheSameImages) {
 }
 
 TEST(RequantizeImage, ACopyIsTheSameImage) {
-  const BlockIdentity identity = MakeIdentity(10);
-  const std::vector<std::byte> raw = RandomRaw(identity.shape, 10);
   for (const Codec* codec : AllCodecs()) {
+    const BlockIdentity identity = MakeIdentity(10, SmallShapeFor(*codec));
+    const std::vector<std::byte> raw = RandomRaw(identity.shape, 10);
     const auto image = EncodeOwned(*codec, identity, raw);
     ASSERT_TRUE(image.ok());
     const auto copy = RequantizeOwned(image->bytes, *codec, identity);
@@ -285,9 +286,115 @@ TEST(RequantizeImage, NeverDecodesAQuantizedBlock) {
   const std::vector<std::byte> raw = RandomRaw(identity.shape, 11);
   const auto int2 = EncodeOwned(Int2(), identity, raw);
   ASSERT_TRUE(int2.ok());
-  for (const Codec* codec : {&Raw16(), &Int4(), &K4V2()}) {
+  for (const Codec* codec : {&Raw16(), &RowOf(CodecId::kKv8), &Int4(), &K4V2()}) {
     EXPECT_FALSE(CanRequantize(CodecId::kKv2p, *codec, identity.shape));
     EXPECT_EQ(RequantizeOwned(int2->bytes, *codec, identity).status().code(), Code::kFailedPrecondition);
+  }
+}
+
+/// What a decoder to fp16 makes of all layers, as a source (heads of K and V alike).
+std::vector<std::byte> DecodedToFp16(const ImageView& image) {
+  BlockShape shape = image.identity.shape;
+  shape.dtype = DType::kFp16;
+  std::vector<std::byte> decoded(RawBlockBytes(shape));
+  for (uint16_t layer = 0; layer < shape.layers; ++layer) {
+    std::byte* base = decoded.data() + layer * RawLayerBytes(shape);
+    const KvLayerView view = {.k = base,
+                              .v = base + RawLayerBytes(shape) / 2,
+                              .head_stride = int64_t{2} * shape.k_dim * shape.tokens,
+                              .token_stride = int64_t{2} * shape.k_dim,
+                              .channel_stride = 2};
+    image.codec->decode(image.identity.shape, image.table[layer].planes, image.Parts(layer), view);
+  }
+  return decoded;
+}
+
+void ExpectSameLayers(const ImageView& image, const ImageView& expected) {
+  ASSERT_EQ(image.table.size(), expected.table.size());
+  for (size_t layer = 0; layer < image.table.size(); ++layer) {
+    EXPECT_EQ(image.table[layer].planes, expected.table[layer].planes);
+    EXPECT_EQ(image.table[layer].crc, expected.table[layer].crc);
+    EXPECT_EQ(image.table[layer].error, expected.table[layer].error);
+  }
+}
+
+TEST(RequantizeImage, LeavesKv8ByEncodingItsDecodedValues) {
+  for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kE5m2}) {
+    BlockShape shape = SmallShape(37);
+    shape.dtype = dtype;
+    const BlockIdentity identity = MakeIdentity(20, shape);
+    const std::vector<std::byte> raw = RandomRaw(identity.shape, 20);
+    const auto kv8 = EncodeOwned(RowOf(CodecId::kKv8), identity, raw);
+    ASSERT_TRUE(kv8.ok());
+    BlockIdentity as_fp16 = identity;
+    as_fp16.shape.dtype = DType::kFp16;
+    const std::vector<std::byte> decoded = DecodedToFp16(*ParseImage(kv8->bytes));
+    for (const Codec* codec : {&Int4(), &K4V2(), &Int2()}) {
+      const auto requantized = RequantizeOwned(kv8->bytes, *codec, identity);
+      ASSERT_TRUE(requantized.ok()) << requantized.status().ToString();
+      const auto view = ParseImage(requantized->bytes);
+      ASSERT_TRUE(view.ok() && VerifyImage(*view).ok());
+      EXPECT_TRUE(MatchIdentity(*view, identity).ok()) << "the image keeps the type of its source";
+      const auto direct = EncodeOwned(*codec, as_fp16, decoded);
+      ExpectSameLayers(*view, *ParseImage(direct->bytes));
+    }
+    EXPECT_FALSE(CanRequantize(CodecId::kKv8, RowOf(RawCodecOf(dtype)), shape));
+  }
+}
+
+TEST(RequantizeImage, LeavesKv8WithKAndVOfDifferentWidths) {
+  BlockShape wide_v = SmallShape(16);
+  wide_v.v_dim = 128;
+  BlockShape wide_k = SmallShape(16);
+  wide_k.k_dim = 128;
+  for (const BlockShape& shape : {wide_v, wide_k}) {
+    const BlockIdentity identity = MakeIdentity(21, shape);
+    const std::vector<std::byte> raw = RandomRaw(shape, 21);
+    const auto kv8 = EncodeOwned(RowOf(CodecId::kKv8), identity, raw);
+    const auto direct = EncodeOwned(Int4(), identity, raw);
+    ASSERT_TRUE(kv8.ok() && direct.ok());
+    const auto requantized = RequantizeOwned(kv8->bytes, Int4(), identity);
+    ASSERT_TRUE(requantized.ok());
+    // 255 = 17 x 15: the codes are nearly those of a direct encoding, so the errors are too.
+    const auto view = ParseImage(requantized->bytes), expected = ParseImage(direct->bytes);
+    for (uint16_t layer = 0; layer < shape.layers; ++layer) {
+      EXPECT_NEAR(view->KError(layer), expected->KError(layer), expected->KError(layer) * 0.05);
+      EXPECT_NEAR(view->VError(layer), expected->VError(layer), expected->VError(layer) * 0.05);
+    }
+  }
+}
+
+TEST(RequantizeImage, ARawLayerOfKv8StaysRawOnItsWayDown) {
+  const BlockIdentity identity = MakeIdentity(22);
+  std::vector<std::byte> raw = RandomRaw(identity.shape, 22);
+  SpoilLayer(raw, identity.shape, 1);
+  const auto kv8 = EncodeOwned(RowOf(CodecId::kKv8), identity, raw);
+  ASSERT_TRUE(kv8.ok());
+  const auto int4 = RequantizeOwned(kv8->bytes, Int4(), identity);
+  ASSERT_TRUE(int4.ok()) << int4.status().ToString();
+  const auto view = ParseImage(int4->bytes);
+  EXPECT_EQ(view->table[1].planes, kPlaneRaw);
+  const uint64_t layer_bytes = RawLayerBytes(identity.shape);
+  EXPECT_EQ(CopyOf(RawLayer(*view, 1)), CopyOf(std::span(raw).subspan(layer_bytes, layer_bytes)));
+}
+
+TEST(RequantizeImage, EncodesFp8FromItsValuesTimesTheScalesOfEachLayer) {
+  for (const DType dtype : {DType::kE4m3, DType::kE5m2}) {
+    BlockShape shape = SmallShape();
+    shape.dtype = dtype;
+    const BlockIdentity identity = MakeIdentity(23, shape);
+    const std::vector<std::byte> raw = RandomRaw(shape, 23);
+    const std::vector<Fp8Scales> scales = {{.k = 0.5f, .v = 2}, {.k = 0.01f, .v = 3}, {.k = 1, .v = 0.7f}};
+    const auto raw8 = EncodeOwned(RowOf(CodecId::kRaw8), identity, raw);
+    ASSERT_TRUE(raw8.ok());
+    for (const CodecId id : {CodecId::kKv8, CodecId::kKv4p, CodecId::kKv2p}) {
+      const auto direct = EncodeOwned(RowOf(id), identity, raw, nullptr, scales);
+      const auto from_raw8 = RequantizeOwned(raw8->bytes, RowOf(id), identity, nullptr, scales);
+      const auto unscaled = RequantizeOwned(raw8->bytes, RowOf(id), identity);
+      ASSERT_TRUE(direct.ok() && from_raw8.ok() && unscaled.ok());
+      EXPECT_EQ(CopyOf(from_raw8->bytes), CopyOf(direct->bytes));
+      EXPECT_NE(CopyOf(unscaled->bytes), CopyOf(direct->bytes));
+    }
   }
 }
 
@@ -301,6 +408,8 @@ TEST(RequantizeImage, S44_FindsAFlippedBitInEveryPartThatItUses) {
   const Case cases[] = {
       {&Raw16(), &Int4(), {Region::kBase}},
       {&Raw16(), &Raw16(), {Region::kBase}},
+      {&RowOf(CodecId::kKv8), &Int4(), {Region::kBase}},
+      {&RowOf(CodecId::kKv8), &RowOf(CodecId::kKv8), {Region::kBase}},
       {&Int4(), &K4V2(), {Region::kBase, Region::kKTail}},
       {&Int4(), &Int2(), {Region::kBase, Region::kKTail}},
       {&Int2(), &Int2(), {Region::kBase, Region::kBoost}},

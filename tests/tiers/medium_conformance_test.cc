@@ -79,7 +79,7 @@ class MediumConformance : public testing::TestWithParam<MediumCase> {
 
   Status Put(uint32_t number, const Place& place, CodecId codec, std::span<const std::byte> raw) {
     MoveOrder order;
-    order.identity = MakeIdentity(number);
+    order.identity = MakeIdentity(number, SmallShapeFor(*FindCodec(codec)));
     order.staged = StagedSource{.keep = nullptr, .raw = raw};
     order.target = place;
     order.target_medium = &medium();
@@ -87,9 +87,9 @@ class MediumConformance : public testing::TestWithParam<MediumCase> {
     MoveOutcome outcome;
     return MoveBlock(order, scratch_, outcome);
   }
-  Status Verify(uint32_t number, const Place& place) {
+  Status Verify(uint32_t number, const Place& place, const BlockShape& shape = SmallShape()) {
     MoveOutcome outcome;
-    return VerifyBlock(MakeIdentity(number), place, medium(), scratch_, outcome);
+    return VerifyBlock(MakeIdentity(number, shape), place, medium(), scratch_, outcome);
   }
   std::vector<std::byte> ReadAll(const Place& place, uint64_t image_bytes) {
     AlignedBuffer bounce;
@@ -106,13 +106,14 @@ class MediumConformance : public testing::TestWithParam<MediumCase> {
 TEST_P(MediumConformance, AnImageComesBackByteForByteInEveryCodec) {
   uint32_t number = 1;
   for (const Codec* codec : AllCodecs()) {
-    const std::vector<std::byte> raw = RandomRaw(SmallShape(), number);
-    const auto want = EncodeOwned(*codec, MakeIdentity(number), raw);
+    const BlockShape shape = SmallShapeFor(*codec);
+    const std::vector<std::byte> raw = RandomRaw(shape, number);
+    const auto want = EncodeOwned(*codec, MakeIdentity(number, shape), raw);
     ASSERT_TRUE(want.ok());
     const Place place = under_test_->Next(want->bytes.size());
     const Status put = Put(number, place, codec->id, raw);
     ASSERT_TRUE(put.ok()) << codec->name << ": " << put.ToString();
-    EXPECT_TRUE(Verify(number, place).ok()) << codec->name;
+    EXPECT_TRUE(Verify(number, place, shape).ok()) << codec->name;
     EXPECT_EQ(ReadAll(place, want->bytes.size()), CopyOf(want->bytes)) << codec->name;
     ++number;
   }
