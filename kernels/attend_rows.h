@@ -42,8 +42,7 @@ KVTIER_HD void AttendRows(const T& team, const AttendRowsArgs& args) {
   const Fp8Scales scales = IsFp8(shape.dtype) ? args.query.scales : Fp8Scales{};
   auto& scratch = *reinterpret_cast<AttendScratch*>(team.scratch());
   for (uint32_t c = team.rank(); c < k_dim; c += team.size())
-    scratch.plain_query[c] =
-        args.query.q[uint64_t{team.block()} * k_dim + c] * args.query.scale * scales.k;
+    scratch.plain_query[c] = args.query.q[uint64_t{team.block()} * k_dim + c] * args.query.scale * scales.k;
   team.sync();
   for (uint32_t t = team.rank(); t < shape.tokens; t += team.size()) {
     const std::byte* row = args.raw + (first_row + t) * k_dim * bytes;

@@ -102,6 +102,12 @@ KVTIER_HD inline uint16_t Bf16FromFp32(float value) {
   return Bf16FromFinite(value);
 }
 
+/// The largest integer not above `value`, which is far inside the int32 range.
+KVTIER_HD inline int32_t FloorToInt(float value) {
+  const auto truncated = static_cast<int32_t>(value);
+  return truncated - (value < static_cast<float>(truncated) ? 1 : 0);
+}
+
 /// Into the finite FP16 range. NaN, which only damaged bytes give, becomes the maximum: decoders are total.
 KVTIER_HD inline float ClampToFp16(float value) {
   value = value < kFp16Max ? value : kFp16Max;

@@ -7,16 +7,12 @@
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
 #include "kernels/plane_sections.h"
+#include "kernels/quantize_errors.h"
 #include "kernels/source_rows.h"
 #include "kernels/team.h"
 #include "kernels/tile.h"
 
 namespace kvtier {
-
-/// fp64 sums over one row: of x^2, and of (x - x^)^2 at both precisions.
-struct RowErrors {
-  double square = 0, int4 = 0, int2 = 0;
-};
 
 /// What Quantize reads and writes. Sections that a rung lacks are null and are not written.
 struct QuantizeArgs {
@@ -24,8 +20,10 @@ struct QuantizeArgs {
   const std::byte* raw = nullptr;  ///< as SourceRows, finite (LayerIsFinite)
   Fp8Scales scales = {};
   PlaneSections<uint8_t> out;
-  RowErrors* k_errors = nullptr;  ///< [heads][tokens]
-  RowErrors* v_errors = nullptr;  ///< [heads][tokens]
+  /// Partial sums [heads][tokens]: only their total means something. Null: K (or V) is left out.
+  RowErrors* k_errors = nullptr;
+  RowErrors* v_errors = nullptr;
+  ErrorMeasure measure = ErrorMeasure::kOnGrid;
 };
 
 struct QuantizeScratch {
@@ -33,8 +31,7 @@ struct QuantizeScratch {
   float scale[kMaxHeadDim];
   float minimum[kMaxHeadDim];
   float inverse[kMaxHeadDim];
-  float minimum_int2[kMaxHeadDim];      ///< boosted channels: the plain minimum
-  uint8_t code_mask_int2[kMaxHeadDim];  ///< boosted channels keep all four bits
+  float low_step[kMaxHeadDim];  ///< what INT2 loses a low bit of: the scale; 0 in boosted channels
 };
 static_assert(sizeof(QuantizeScratch) <= kScratchBytesMax);
 
@@ -47,35 +44,6 @@ namespace internal {
 KVTIER_HD inline SourceRows SourceOf(const QuantizeArgs& args) {
   return {.shape = args.shape, .raw = args.raw, .scales = args.scales};
 }
-
-/// Error sums of a row in eight lanes: element i goes to lane i mod 8, lanes are added in pairs at the end.
-/// The order is fixed, so that every SIMD width gives the same bits.
-class RowErrorSum {
- public:
-  /// `n` is a multiple of 8; the decoded values are those after rounding to fp16.
-  KVTIER_HD void Add(const float* x, const float* decoded_int4, const float* decoded_int2, uint32_t n) {
-    for (uint32_t i = 0; i < n; i += kLanes) {
-      for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        const double value = x[i + lane];
-        const double off_int4 = x[i + lane] - decoded_int4[i + lane];
-        const double off_int2 = x[i + lane] - decoded_int2[i + lane];
-        square_[lane] += value * value;
-        int4_[lane] += off_int4 * off_int4;
-        int2_[lane] += off_int2 * off_int2;
-      }
-    }
-  }
-  KVTIER_HD RowErrors Sum() const {
-    return {.square = Fold(square_), .int4 = Fold(int4_), .int2 = Fold(int2_)};
-  }
-
- private:
-  static constexpr uint32_t kLanes = 8;
-  KVTIER_HD static double Fold(const double* lane) {
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-  }
-  double square_[kLanes] = {}, int4_[kLanes] = {}, int2_[kLanes] = {};
-};
 
 /// Minimum, maximum, and from them the stored (scale, minimum) of T::kLaneWidth neighbouring channels from
 /// `c` on.
@@ -117,12 +85,8 @@ KVTIER_HD void PrepareK(const T& team, const QuantizeArgs& args, QuantizeScratch
     KRangesOf<T>(args, team.block(), c, scratch);
   team.sync();
   SelectBoost(team, shape, scratch.boost);
-  for (uint32_t c = team.rank(); c < shape.k_dim; c += team.size()) {
-    const bool is_boosted = scratch.boost.is_boosted[c];
-    const float minimum = scratch.minimum[c];
-    scratch.minimum_int2[c] = is_boosted ? minimum : KMinimumInt2(scratch.scale[c], minimum);
-    scratch.code_mask_int2[c] = is_boosted ? 0x0f : 0x0c;
-  }
+  for (uint32_t c = team.rank(); c < shape.k_dim; c += team.size())
+    scratch.low_step[c] = scratch.boost.is_boosted[c] ? 0.0f : scratch.scale[c];
   if (args.out.boost_ids != nullptr) {
     for (uint32_t i = team.rank(); i < shape.nb; i += team.size())
       args.out.boost_ids[uint64_t{team.block()} * shape.nb + i] = scratch.boost.ids[i];
@@ -144,26 +108,33 @@ KVTIER_HD inline void QuantizeKTile(const float* x, uint32_t first, uint32_t n,
 }
 
 KVTIER_HD inline void AddKTileErrors(const float* x, const uint8_t* codes, uint32_t first, uint32_t n,
-                                     const QuantizeScratch& scratch, RowErrorSum& errors) {
-  float decoded_int4[kTileCodes], decoded_int2[kTileCodes];
+                                     const QuantizeScratch& scratch, ErrorMeasure measure,
+                                     RowErrorSum& errors) {
+  float off_int4[kTileCodes], off_int2[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t c = first + i;
-    const uint8_t code_int2 = codes[i] & scratch.code_mask_int2[c];
-    decoded_int4[i] = RoundToFp16Out(DequantizeK(codes[i], scratch.scale[c], scratch.minimum[c]));
-    decoded_int2[i] = RoundToFp16Out(DequantizeK(code_int2, scratch.scale[c], scratch.minimum_int2[c]));
+    const float scale = scratch.scale[first + i], minimum = scratch.minimum[first + i];
+    const float low_step = scratch.low_step[first + i];
+    if (measure == ErrorMeasure::kOnGrid) {
+      off_int4[i] = (x[i] - minimum) - static_cast<float>(codes[i]) * scale;
+      off_int2[i] = (static_cast<float>(codes[i] & 3) - 1.5f) * low_step + off_int4[i];
+    } else {
+      const uint8_t code_int2 = low_step == 0.0f ? codes[i] : codes[i] & 0x0c;
+      off_int4[i] = x[i] - RoundToFp16Out(DequantizeK(codes[i], scale, minimum));
+      off_int2[i] = x[i] - RoundToFp16Out(DequantizeK(code_int2, scale, KMinimumInt2(low_step, minimum)));
+    }
   }
-  errors.Add(x, decoded_int4, decoded_int2, n);
+  errors.Add(x, off_int4, off_int2, n);
 }
 
 /// A piece of a raw row as fp16; the errors of another source are those of that rounding.
 KVTIER_HD inline void StoreRawTile(const float* x, uint32_t n, uint8_t* target, RowErrorSum& errors) {
-  float rounded[kTileCodes];
+  float off[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) {
     const uint16_t half = Fp16FromFinite(x[i]);
     Store16(target + 2 * i, half);
-    rounded[i] = Fp32FromFp16(half);
+    off[i] = x[i] - Fp32FromFp16(half);
   }
-  errors.Add(x, rounded, rounded, n);
+  errors.Add(x, off, off, n);
 }
 
 /// One row of K. Padding rows repeat the last token.
@@ -185,7 +156,7 @@ KVTIER_HD inline RowErrors QuantizeKRow(const QuantizeArgs& args, uint32_t head,
                    errors);
     } else {
       QuantizeKTile(x, first, n, scratch, codes + first);
-      AddKTileErrors(x, codes + first, first, n, scratch, errors);
+      AddKTileErrors(x, codes + first, first, n, scratch, args.measure, errors);
     }
     PackTile<kHighShift>(codes + first, n, args.out.k_high + plane_byte);
     if (args.out.k_low != nullptr) PackTile<kLowShift>(codes + first, n, args.out.k_low + plane_byte);
@@ -195,8 +166,9 @@ KVTIER_HD inline RowErrors QuantizeKRow(const QuantizeArgs& args, uint32_t head,
   return errors.Sum();
 }
 
-/// Codes and scale byte of one V group of n channels; a full group of 64 is rotated first.
-KVTIER_HD inline uint8_t QuantizeVGroup(const float* v, uint32_t n, uint8_t* codes) {
+/// Codes and scale byte of one V group of n channels; a full group of 64 is rotated first. `steps` is what
+/// was cut to codes, in units of the scale.
+KVTIER_HD inline uint8_t QuantizeVGroup(const float* v, uint32_t n, float* steps, uint8_t* codes) {
   float y[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) y[i] = v[i];
   if (n == kTileCodes) {
@@ -213,34 +185,32 @@ KVTIER_HD inline uint8_t QuantizeVGroup(const float* v, uint32_t n, uint8_t* cod
   // Scales have three bits of mantissa: rounded up, so that every code fits, below the fp16 range's end.
   const uint32_t rounded_up = (uint32_t{Fp16UpFromFp32(largest / 8.0f)} + 127) >> 7;
   const auto scale_byte = static_cast<uint8_t>(rounded_up < 247 ? rounded_up : 247);
-  const float scale = Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7));
+  const float scale = VScale(scale_byte);
   const float inverse = scale_byte != 0 ? 1.0f / scale : 0.0f;
   for (uint32_t i = 0; i < n; ++i) {
-    const float steps = y[i] * inverse;
-    int32_t code = static_cast<int32_t>(steps);
-    code -= steps < static_cast<float>(code) ? 1 : 0;  // truncated to floored
-    code += 8;
-    code = code > 0 ? code : 0;
-    codes[i] = static_cast<uint8_t>(code < 15 ? code : 15);
+    steps[i] = y[i] * inverse;
+    const int32_t code = FloorToInt(steps[i]) + 8;
+    codes[i] = static_cast<uint8_t>(code < 0 ? 0 : code < 15 ? code : 15);
   }
   return scale_byte;
 }
 
-/// What the decoder makes of a group's codes at one precision, rounded to fp16.
-KVTIER_HD inline void DecodeVGroup(const uint8_t* codes, uint32_t n, int32_t offset, uint8_t scale_byte,
-                                   float* decoded) {
-  DequantizeVGroup(codes, n, offset, scale_byte, VForm::kPlain, decoded);
-  for (uint32_t i = 0; i < n; ++i) decoded[i] = RoundToFp16Out(decoded[i]);
+/// What the decoder makes of a group's codes at one precision, rounded to fp16, against x.
+KVTIER_HD inline void SubtractVGroup(const float* x, const uint8_t* codes, uint32_t n, int32_t offset,
+                                     uint8_t scale_byte, float* off) {
+  DequantizeVGroup(codes, n, offset, scale_byte, VForm::kPlain, off);
+  for (uint32_t i = 0; i < n; ++i) off[i] = x[i] - RoundToFp16Out(off[i]);
 }
 
+/// Errors of the decoded values.
 KVTIER_HD inline void AddVGroupErrors(const float* x, const uint8_t* codes, uint32_t n, uint8_t scale_byte,
                                       RowErrorSum& errors) {
   uint8_t codes_int2[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) codes_int2[i] = codes[i] & 0x0c;
-  float decoded_int4[kTileCodes], decoded_int2[kTileCodes];
-  DecodeVGroup(codes, n, kVOffsetInt4, scale_byte, decoded_int4);
-  DecodeVGroup(codes_int2, n, kVOffsetInt2, scale_byte, decoded_int2);
-  errors.Add(x, decoded_int4, decoded_int2, n);
+  float off_int4[kTileCodes], off_int2[kTileCodes];
+  SubtractVGroup(x, codes, n, kVOffsetInt4, scale_byte, off_int4);
+  SubtractVGroup(x, codes_int2, n, kVOffsetInt2, scale_byte, off_int2);
+  errors.Add(x, off_int4, off_int2, n);
 }
 
 /// One row of V. Padding rows repeat the last token.
@@ -261,8 +231,13 @@ KVTIER_HD inline RowErrors QuantizeVRow(const QuantizeArgs& args, uint32_t head,
       StoreRawTile(x, n, args.out.v_raw + 2 * ((uint64_t{head} * shape.nraw + token) * v_dim + first),
                    errors);
     } else {
-      scale_byte = QuantizeVGroup(x, n, codes);
-      AddVGroupErrors(x, codes, n, scale_byte, errors);
+      float steps[kTileCodes];
+      scale_byte = QuantizeVGroup(x, n, steps, codes);
+      if (args.measure == ErrorMeasure::kOnGrid && scale_byte < kVScaleClamps) {
+        errors.Add(VGridErrors(steps, n, VScale(scale_byte)));
+      } else {
+        AddVGroupErrors(x, codes, n, scale_byte, errors);
+      }
     }
     args.out.v_scale[row * VGroups(shape) + first / kTileCodes] = scale_byte;
     PackTile<kHighShift>(codes, n, args.out.v_high + plane_byte);
@@ -275,19 +250,24 @@ KVTIER_HD inline RowErrors QuantizeVRow(const QuantizeArgs& args, uint32_t head,
 
 /// Encodes one layer into the plane family (codecs/FORMAT.md): K per channel (KIVI, arXiv:2402.02750), V per
 /// token and group of 64 channels after a Walsh-Hadamard rotation. One block per head; a lane takes whole
-/// rows. Always measures the error of both precisions. Total on finite input. Bit-exact between host and GPU.
+/// rows. Always measures the errors of both precisions. Total on finite input. Bit-exact between host and
+/// GPU.
 template <Team T>
 KVTIER_HD void Quantize(const T& team, const QuantizeArgs& args) {
   const BlockShape& shape = args.shape;
   const uint32_t head = team.block();
   auto& scratch = *reinterpret_cast<QuantizeScratch*>(team.scratch());
-  internal::PrepareK(team, args, scratch);
+  if (args.k_errors != nullptr) internal::PrepareK(team, args, scratch);
   for (uint32_t token = team.rank(); token < PaddedTokens(shape); token += team.size()) {
-    const RowErrors k_errors = internal::QuantizeKRow(args, head, token, scratch);
-    const RowErrors v_errors = internal::QuantizeVRow(args, head, token);
-    if (token < shape.tokens) {  // padding is stored, but nobody reads it
-      args.k_errors[uint64_t{head} * shape.tokens + token] = k_errors;
-      args.v_errors[uint64_t{head} * shape.tokens + token] = v_errors;
+    const uint64_t row = uint64_t{head} * shape.tokens + token;
+    const bool is_padding = token >= shape.tokens;  // stored, but nobody reads it
+    if (args.k_errors != nullptr) {
+      const RowErrors errors = internal::QuantizeKRow(args, head, token, scratch);
+      if (!is_padding) args.k_errors[row] = errors;
+    }
+    if (args.v_errors != nullptr) {
+      const RowErrors errors = internal::QuantizeVRow(args, head, token);
+      if (!is_padding) args.v_errors[row] = errors;
     }
   }
 }

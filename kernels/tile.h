@@ -124,6 +124,11 @@ KVTIER_HD inline void RotateGroups(float* v, uint32_t n) {
 /// The grid of V: code c stands for (2c + offset) / 2 steps. INT2 codes come as h << 2.
 inline constexpr int32_t kVOffsetInt4 = -15, kVOffsetInt2 = -12;
 
+/// The scale that a byte of the V scales stands for.
+KVTIER_HD inline float VScale(uint8_t scale_byte) {
+  return Fp32FromFp16(static_cast<uint16_t>(scale_byte << 7));
+}
+
 /// One V group to fp32, before out16.
 ///   codes [n], n <= 64      scale_byte: the fp16 scale s has the bits scale_byte << 7; 0 decodes to +0
 /// Groups of 64 are rotated back: H64 z on integers (within +-960, exact), one product with s/16; or left

@@ -1,11 +1,239 @@
 #include "kernels/simd/quantize_simd.h"
 
+// clang-format off
+#include "kernels/simd/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/simd/quantize_simd.cc"
+#include <hwy/foreach_target.h>
+// clang-format on
+
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "kernels/simd/boost_simd.h"
 #include "kernels/team.h"
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#include "kernels/simd/quantize_k-inl.h"
+#include "kernels/simd/quantize_v-inl.h"
+#endif
 
-namespace kvtier {
+HWY_BEFORE_NAMESPACE();
+namespace kvtier::HWY_NAMESPACE {
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
-void QuantizeSimd(const QuantizeArgs& args) {
+/// Encodes one layer head by head. What vectors do not take, raw rows and last tiles of fewer than 64
+/// channels, goes through the functions of the portable body.
+template <DType dtype, class Source>
+class LayerQuantizer {
+ public:
+  explicit LayerQuantizer(const QuantizeArgs& args) : args_(args), shape_(args.shape) {}
+
+  void Run() {
+    for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
+      QuantizeK(head);
+      QuantizeV(head);
+    }
+  }
+
+ private:
+  uint32_t Rows() const { return uint32_t{shape_.tokens} - shape_.nraw; }
+  RowErrors* ErrorsOf(RowErrors* all, uint32_t head) const {
+    RowErrors* errors = all + size_t{head} * shape_.tokens;
+    for (uint32_t token = 0; token < shape_.tokens; ++token) errors[token] = {};
+    return errors;
+  }
+
+  void QuantizeK(uint32_t head) {
+    const size_t dim = shape_.k_dim, row = PlaneRow(shape_, head, 0), row_bytes = dim / 4;
+    const std::byte* source = internal::SourceOf(args_).K(head, 0);
+    uint8_t* high = args_.out.k_high + row * row_bytes;
+    uint8_t* low = args_.out.k_low != nullptr ? args_.out.k_low + row * row_bytes : k_low_;
+    const KHead k = {.source = source + 2 * shape_.nraw * dim,
+                     .rows = Rows(),
+                     .dim = shape_.k_dim,
+                     .high = high + shape_.nraw * row_bytes,
+                     .low = low + shape_.nraw * row_bytes,
+                     .next = internal::SourceOf(args_).V(head, 0)};
+    FindRanges(k, scratch_);
+    FinishRanges<Source>(shape_.k_dim, args_.out.k_scale + 2 * head * dim, args_.out.k_min + 2 * head * dim,
+                         scratch_);
+    MarkBoosted(shape_.k_dim, shape_.nb, scratch_.ranges);
+
+    RowErrors* errors = ErrorsOf(args_.k_errors, head);
+    errors[shape_.nraw] = QuantizeKTiles<Source>(k, scratch_);
+    QuantizeKTail(k, errors + shape_.nraw);
+    uint8_t* raw = args_.out.k_raw + 2 * size_t{head} * shape_.nraw * dim;
+    for (uint32_t token = 0; token < shape_.nraw; ++token)
+      errors[token] = StoreRawRow(source + 2 * token * dim, shape_.k_dim, raw + 2 * token * dim);
+    memset(high, 0, shape_.nraw * row_bytes);
+    memset(low, 0, shape_.nraw * row_bytes);
+    RepeatLastRow(high, row_bytes);
+    RepeatLastRow(low, row_bytes);
+    if (args_.out.boost_ids != nullptr) StoreBoost(head, low);
+  }
+
+  /// Channels beyond the last full tile.
+  void QuantizeKTail(const KHead& k, RowErrors* errors) {
+    const uint32_t first = k.dim / kTileCodes * kTileCodes, n = k.dim - first;
+    if (n == 0) return;
+    for (uint32_t row = 0; row < k.rows; ++row) {
+      float x[kTileCodes];
+      uint8_t codes[kTileCodes];
+      RowErrorSum sum;
+      LoadTile(k.At(row, first), dtype, 1, n, x);
+      internal::QuantizeKTile(x, first, n, scratch_.ranges, codes);
+      internal::AddKTileErrors(x, codes, first, n, scratch_.ranges, args_.measure, sum);
+      sum.Add(errors[row]);
+      errors[row] = sum.Sum();
+      const size_t target = (size_t{row} * k.dim + first) / 4;
+      PackTile<kHighShift>(codes, n, k.high + target);
+      PackTile<kLowShift>(codes, n, k.low + target);
+    }
+  }
+
+  void StoreBoost(uint32_t head, const uint8_t* k_low) {
+    GatherBoostArgs boost = {.shape = shape_, .in = {}, .out = {}};
+    boost.shape.kv_heads = 1;
+    boost.in.k_scale = args_.out.k_scale + 2 * size_t{head} * shape_.k_dim;
+    boost.in.k_low = k_low;
+    boost.out.boost_ids = args_.out.boost_ids + size_t{head} * shape_.nb;
+    boost.out.boost_low = args_.out.boost_low + PlaneRow(shape_, head, 0) * (shape_.nb / 4);
+    GatherBoostSimd(boost);
+  }
+
+  void QuantizeV(uint32_t head) {
+    const size_t dim = shape_.v_dim, groups = VGroups(shape_), row = PlaneRow(shape_, head, 0);
+    const std::byte* source = internal::SourceOf(args_).V(head, 0);
+    uint8_t* high = args_.out.v_high + row * (dim / 4);
+    uint8_t* low = args_.out.v_low != nullptr ? args_.out.v_low + row * (dim / 4) : nullptr;
+    uint8_t* scale = args_.out.v_scale + row * groups;
+
+    RowErrors* errors = ErrorsOf(args_.v_errors, head);
+    uint8_t* raw = args_.out.v_raw + 2 * size_t{head} * shape_.nraw * dim;
+    for (uint32_t token = 0; token < shape_.nraw; ++token)
+      errors[token] = StoreRawRow(source + 2 * token * dim, shape_.v_dim, raw + 2 * token * dim);
+    memset(scale, 0, shape_.nraw * groups);
+    memset(high, 0, shape_.nraw * dim / 4);
+    if (low != nullptr) memset(low, 0, shape_.nraw * dim / 4);
+    for (size_t first = 0; first < dim; first += kTileCodes) {
+      const size_t plane = shape_.nraw * (dim / 4) + first / 4;
+      const VGroup group = {.source = source + 2 * (shape_.nraw * dim + first),
+                            .source_stride = 2 * dim,
+                            .rows = Rows(),
+                            .scale = scale + shape_.nraw * groups + first / kTileCodes,
+                            .scale_stride = groups,
+                            .high = high + plane,
+                            .low = low != nullptr ? low + plane : nullptr,
+                            .plane_stride = dim / 4};
+      if (dim - first >= kTileCodes) {
+        QuantizeVGroup(group, errors + shape_.nraw);
+      } else {
+        QuantizeVTail(group, static_cast<uint32_t>(dim - first), errors + shape_.nraw);
+      }
+    }
+    RepeatLastRow(scale, groups);
+    RepeatLastRow(high, dim / 4);
+    if (low != nullptr) RepeatLastRow(low, dim / 4);
+  }
+
+  void QuantizeVGroup(const VGroup& group, RowErrors* errors) {
+    ErrorVectors sums;
+    RowErrorSum decoded;
+    for (uint32_t first = 0; first < group.rows; first += kVBatch) {
+      const uint32_t rows = group.rows - first < kVBatch ? group.rows - first : kVBatch;
+      RotateBatch<Source>(group, first, rows, batch_);
+      FindVScales(batch_);
+      for (uint32_t row = 0; row < rows; row += 4) {
+        const uint32_t tiles = rows - row < 4 ? rows - row : 4;
+        for (uint32_t tile = 0; tile < tiles; ++tile) {
+          QuantizeVRow(batch_, row + tile, four_.codes[tile], sums);
+          const auto scale_byte = static_cast<uint8_t>(batch_.scale_byte[row + tile]);
+          group.scale[(first + row + tile) * group.scale_stride] = scale_byte;
+          if (scale_byte >= kVScaleClamps)
+            decoded.Add(MeasureDecodedRow<dtype>(group.source + (first + row + tile) * group.source_stride));
+        }
+        const size_t target = (first + row) * group.plane_stride;
+        PackFourTiles(four_, tiles, group.high + target, group.low != nullptr ? group.low + target : nullptr,
+                      group.plane_stride);
+      }
+    }
+    decoded.Add(sums.Sum());
+    decoded.Add(errors[0]);
+    errors[0] = decoded.Sum();
+  }
+
+  /// The last group of a row, of fewer than 64 channels, not rotated.
+  void QuantizeVTail(const VGroup& group, uint32_t n, RowErrors* errors) {
+    for (uint32_t row = 0; row < group.rows; ++row) {
+      float x[kTileCodes], steps[kTileCodes];
+      uint8_t codes[kTileCodes];
+      RowErrorSum sum;
+      LoadTile(group.source + row * group.source_stride, dtype, 1, n, x);
+      const uint8_t scale_byte = internal::QuantizeVGroup(x, n, steps, codes);
+      if (scale_byte < kVScaleClamps) {
+        sum.Add(VGridErrors(steps, n, VScale(scale_byte)));
+      } else {
+        internal::AddVGroupErrors(x, codes, n, scale_byte, sum);
+      }
+      sum.Add(errors[row]);
+      errors[row] = sum.Sum();
+      group.scale[row * group.scale_stride] = scale_byte;
+      PackTile<kHighShift>(codes, n, group.high + row * group.plane_stride);
+      if (group.low != nullptr) PackTile<kLowShift>(codes, n, group.low + row * group.plane_stride);
+    }
+  }
+
+  RowErrors StoreRawRow(const std::byte* source, uint32_t dim, uint8_t* target) {
+    RowErrorSum sum;
+    for (uint32_t first = 0; first < dim; first += kTileCodes) {
+      float x[kTileCodes];
+      const uint32_t n = TileCodes(dim, first);
+      LoadTile(source + 2 * first, dtype, 1, n, x);
+      internal::StoreRawTile(x, n, target + 2 * first, sum);
+    }
+    return sum.Sum();
+  }
+
+  /// Padding tokens are the last one again.
+  void RepeatLastRow(uint8_t* rows, size_t row_bytes) const {
+    for (uint32_t token = shape_.tokens; token < PaddedTokens(shape_); ++token)
+      memcpy(rows + token * row_bytes, rows + (shape_.tokens - 1u) * row_bytes, row_bytes);
+  }
+
+  const QuantizeArgs& args_;
+  const BlockShape& shape_;
+  KScratch scratch_;
+  VBatch batch_ = {};
+  FourTiles four_ = {};
+  uint8_t k_low_[kMaxTokens * kMaxHeadDim / 4];  ///< where the rung has no K low plane
+};
+
+#endif
+
+void QuantizeLayer(const QuantizeArgs& args) {
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  const BlockShape& shape = args.shape;
+  const bool is_vectorized = args.measure == ErrorMeasure::kOnGrid && shape.tokens > shape.nraw;
+  if (is_vectorized && shape.dtype == DType::kFp16)
+    return LayerQuantizer<DType::kFp16, Fp16Source>(args).Run();
+  if (is_vectorized && shape.dtype == DType::kBf16)
+    return LayerQuantizer<DType::kBf16, Bf16Source>(args).Run();
+#endif
   LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, args); });
 }
 
+}  // namespace kvtier::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtier {
+
+HWY_EXPORT(QuantizeLayer);
+
+void QuantizeSimd(const QuantizeArgs& args) {
+  HWY_DYNAMIC_DISPATCH(QuantizeLayer)(args);
+}
+
 }  // namespace kvtier
+#endif

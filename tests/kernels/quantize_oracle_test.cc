@@ -21,7 +21,9 @@ struct Quantized {
   std::vector<uint8_t> k_scale, k_min, v_scale, k_raw, v_raw, k_high, v_high, k_low, v_low;
   std::vector<RowErrors> k_errors, v_errors;
 
-  explicit Quantized(const BlockShape& s, const std::vector<std::byte>& raw) : shape(s) {
+  explicit Quantized(const BlockShape& s, const std::vector<std::byte>& raw,
+                     ErrorMeasure measure = ErrorMeasure::kOnGrid)
+      : shape(s) {
     const size_t channels = size_t{s.kv_heads} * s.k_dim, rows = size_t{s.kv_heads} * PaddedTokens(s);
     k_scale.resize(2 * channels);
     k_min.resize(2 * channels);
@@ -34,8 +36,12 @@ struct Quantized {
     v_low.resize(rows * s.v_dim / 4);
     k_errors.resize(size_t{s.kv_heads} * s.tokens);
     v_errors.resize(size_t{s.kv_heads} * s.tokens);
-    QuantizeArgs args{
-        .shape = s, .raw = raw.data(), .out = {}, .k_errors = k_errors.data(), .v_errors = v_errors.data()};
+    QuantizeArgs args{.shape = s,
+                      .raw = raw.data(),
+                      .out = {},
+                      .k_errors = k_errors.data(),
+                      .v_errors = v_errors.data(),
+                      .measure = measure};
     args.out = {.k_scale = k_scale.data(),
                 .k_min = k_min.data(),
                 .v_scale = v_scale.data(),
@@ -203,7 +209,7 @@ TEST(QuantizeOracleTest, ErrorsAreThoseOfTheDecodedValues) {
                             .nraw = 1,
                             .nb = 0};
   const std::vector<std::byte> raw = RandomRaw(shape, 3);
-  const Quantized q(shape, raw);
+  const Quantized q(shape, raw, ErrorMeasure::kDecoded), on_grid(shape, raw);
   const size_t rows = size_t{2} * 37;
   std::vector<std::byte> k(rows * 256), v(rows * 256);
   DequantizeArgs args{.shape = shape, .in = {}, .out = {}};
@@ -222,6 +228,7 @@ TEST(QuantizeOracleTest, ErrorsAreThoseOfTheDecodedValues) {
       .k = k.data(), .v = v.data(), .head_stride = 37 * 256, .token_stride = 256, .channel_stride = 2};
   LaunchSerial(DequantizeLaunch(shape), [&](const SerialTeam& team) { Dequantize(team, args); });
   const Source source{shape, raw};
+  double k_total = 0, v_total = 0, k_on_grid = 0, v_on_grid = 0;
   for (uint32_t head = 0; head < 2; ++head) {
     for (uint32_t t = 0; t < 37; ++t) {
       const size_t row = size_t{head} * 37 + t;
@@ -239,8 +246,15 @@ TEST(QuantizeOracleTest, ErrorsAreThoseOfTheDecodedValues) {
       if (t == 0) {
         EXPECT_EQ(k_error, 0) << "a raw row is exact";
       }
+      k_total += k_error;
+      v_total += v_error;
+      k_on_grid += on_grid.k_errors[row].int4;
+      v_on_grid += on_grid.v_errors[row].int4;
     }
   }
+  // As sums of squares: half of this in the stated error, less than a place of fp16.
+  EXPECT_NEAR(k_on_grid, k_total, k_total * 5e-4);
+  EXPECT_NEAR(v_on_grid, v_total, v_total * 5e-4);
 }
 
 }  // namespace

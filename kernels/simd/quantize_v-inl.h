@@ -1,0 +1,247 @@
+// V of one head: full groups of 64 channels, rotated. Compiled once per target.
+
+#if defined(KVTIER_KERNELS_SIMD_QUANTIZE_V_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTIER_KERNELS_SIMD_QUANTIZE_V_INL_H_
+#undef KVTIER_KERNELS_SIMD_QUANTIZE_V_INL_H_
+#else
+#define KVTIER_KERNELS_SIMD_QUANTIZE_V_INL_H_
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/quantize.h"
+#include "kernels/simd/pack_tiles-inl.h"
+#include "kernels/simd/quantize_k-inl.h"
+#include "kernels/simd/source_vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtier::HWY_NAMESPACE {
+
+inline constexpr uint32_t kVBatch = 16;
+inline constexpr uint32_t kTileVectors = kTileCodes / kFloats;
+
+/// One group of a head's V, from the first row that is not raw on.
+struct VGroup {
+  const std::byte* source;  ///< rows `source_stride` bytes apart
+  size_t source_stride;
+  uint32_t rows;
+  uint8_t* scale;  ///< rows `scale_stride` apart
+  size_t scale_stride;
+  uint8_t* high;  ///< rows `plane_stride` apart
+  uint8_t* low;   ///< the same, or null
+  size_t plane_stride;
+};
+
+/// Sixteen groups between the two passes.
+struct VBatch {
+  alignas(64) float rotated[kVBatch][kTileCodes];
+  alignas(64) float block_max[kVBatch / 4][kFloats];  ///< per 128 bits: the largest of four rows there
+  alignas(64) float largest[kVBatch];
+  alignas(64) float inverse[kVBatch];  ///< times the parts of a step and the 1/8 of the rotation
+  alignas(64) float weight[kVBatch];   ///< of squared parts; 0 where errors are measured otherwise
+  alignas(64) uint16_t scale_byte[kVBatch];
+};
+
+/// (a + b, a - b) of lanes `distance` apart: v * (1, -1) is exact, so one fused operation rounds once.
+template <uint32_t distance>
+inline Floats ButterflyLanes(Floats v) {
+  const FloatTag df;
+  alignas(64) static constexpr uint32_t kSigns[4][16] = {
+#define KVTIER_MINUS 0x80000000u
+      {0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS,
+       0, KVTIER_MINUS, 0, KVTIER_MINUS},
+      {0, 0, KVTIER_MINUS, KVTIER_MINUS, 0, 0, KVTIER_MINUS, KVTIER_MINUS, 0, 0, KVTIER_MINUS, KVTIER_MINUS,
+       0, 0, KVTIER_MINUS, KVTIER_MINUS},
+      {0, 0, 0, 0, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, 0, 0, 0, 0, KVTIER_MINUS,
+       KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS},
+      {0, 0, 0, 0, 0, 0, 0, 0, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS,
+       KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS},
+#undef KVTIER_MINUS
+  };
+  constexpr uint32_t kStage = distance == 1 ? 0 : distance == 2 ? 1 : distance == 4 ? 2 : 3;
+  const auto sign =
+      hn::Or(hn::BitCast(df, hn::Load(hn::RebindToUnsigned<FloatTag>(), kSigns[kStage])), hn::Set(df, 1.0f));
+  Floats swapped;
+  if constexpr (distance == 1) {
+    swapped = hn::Shuffle2301(v);
+  } else if constexpr (distance == 2) {
+    swapped = hn::Shuffle1032(v);
+  } else if constexpr (distance == 4) {
+    swapped = hn::SwapAdjacentBlocks(v);
+  } else {
+    swapped = hn::ConcatLowerUpper(df, v, v);
+  }
+  return hn::MulAdd(v, sign, swapped);
+}
+
+template <uint32_t distance>
+inline void ButterflyVectors(Floats (&v)[kTileVectors]) {
+  constexpr uint32_t kStep = distance / kFloats;
+  for (uint32_t start = 0; start < kTileVectors; start += 2 * kStep) {
+    for (uint32_t i = start; i < start + kStep; ++i) {
+      const Floats a = v[i], b = v[i + kStep];
+      v[i] = hn::Add(a, b);
+      v[i + kStep] = hn::Sub(a, b);
+    }
+  }
+}
+
+template <uint32_t distance>
+inline void Butterfly(Floats (&v)[kTileVectors]) {
+  if constexpr (distance < kFloats) {
+    for (Floats& lanes : v) lanes = ButterflyLanes<distance>(lanes);
+  } else {
+    ButterflyVectors<distance>(v);
+  }
+}
+
+/// 8 y of one row to `rotated`; returns the largest magnitudes, lane by lane. The 1/8 of the rotation comes
+/// later, with the scale: a power of two changes no rounding.
+template <class Source>
+inline Floats RotateRow(const std::byte* source, float* rotated) {
+  const FloatTag df;
+  Floats v[kTileVectors];
+  for (uint32_t i = 0; i < kTileVectors; ++i) v[i] = Source::Load(source + 2 * i * kFloats);
+  Butterfly<1>(v);
+  Butterfly<2>(v);
+  Butterfly<4>(v);
+  Butterfly<8>(v);
+  Butterfly<16>(v);
+  Butterfly<32>(v);
+  auto largest = hn::Abs(v[0]);
+  for (uint32_t i = 1; i < kTileVectors; ++i) largest = hn::Max(largest, hn::Abs(v[i]));
+  for (uint32_t i = 0; i < kTileVectors; ++i) hn::Store(v[i], df, rotated + i * kFloats);
+  return largest;
+}
+
+/// Within every 128 bits: lane r is the largest lane of row r.
+inline Floats LargestOfFourRows(Floats a, Floats b, Floats c, Floats d) {
+  const FloatTag df;
+  const hn::ScalableTag<uint64_t> d64;
+  const auto ab = hn::BitCast(d64, hn::Max(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b)));
+  const auto cd = hn::BitCast(d64, hn::Max(hn::InterleaveLower(df, c, d), hn::InterleaveUpper(df, c, d)));
+  return hn::Max(hn::BitCast(df, hn::InterleaveLower(d64, ab, cd)),
+                 hn::BitCast(df, hn::InterleaveUpper(d64, ab, cd)));
+}
+
+/// First pass: rows to the batch, with the largest magnitude of each. Rows beyond the last repeat it.
+template <class Source>
+inline void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows, VBatch& batch) {
+  const FloatTag df;
+  const hn::Full128<float> d4;
+  for (uint32_t row = 0; row < kVBatch; row += 4) {
+    if (row >= rows) break;
+    Floats largest[4];
+    for (uint32_t r = 0; r < 4; ++r) {
+      const uint32_t clamped = row + r < rows ? row + r : rows - 1;
+      const std::byte* source = group.source + (first + clamped) * group.source_stride;
+      largest[r] = RotateRow<Source>(source, batch.rotated[row + r]);
+      const std::byte* ahead = source + kVBatch * group.source_stride;
+      hwy::Prefetch(ahead);
+      hwy::Prefetch(ahead + 64);
+    }
+    hn::Store(LargestOfFourRows(largest[0], largest[1], largest[2], largest[3]), df,
+              batch.block_max[row / 4]);
+    auto overall = hn::Load(d4, batch.block_max[row / 4]);
+    for (uint32_t block = 4; block < kFloats; block += 4)
+      overall = hn::Max(overall, hn::Load(d4, batch.block_max[row / 4] + block));
+    hn::Store(overall, d4, batch.largest + row);
+  }
+}
+
+/// Scales of a batch from its largest magnitudes.
+inline void FindVScales(VBatch& batch) {
+  const FloatTag df;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const hn::Rebind<uint16_t, FloatTag> d16;
+  for (uint32_t i = 0; i < kVBatch; i += kFloats) {
+    const auto largest = hn::Mul(hn::Load(df, batch.largest + i), hn::Set(df, 0.125f));
+    const auto wanted = hn::Mul(largest, hn::Set(df, 0.125f));
+    const auto nearest = Fp16Bits(wanted);
+    const auto is_below = hn::BitCast(d32, hn::VecFromMask(df, hn::Lt(FromFp16Bits(nearest), wanted)));
+    // up16: a mask is -1.
+    const auto up = hn::Sub(hn::PromoteTo(d32, nearest), is_below);
+    const auto byte = hn::Min(hn::ShiftRight<7>(hn::Add(up, hn::Set(d32, 127u))), hn::Set(d32, 247u));
+    const auto byte16 =
+        hn::BitCast(d16, hn::DemoteTo(hn::Rebind<int16_t, FloatTag>(), hn::BitCast(Int32Tag(), byte)));
+    const auto scale = FromFp16Bits(hn::ShiftLeft<7>(byte16));
+    const auto inverse = hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(df)), hn::Div(hn::Set(df, 1.0f), scale));
+    const auto part = hn::Mul(scale, hn::Set(df, 1.0f / kVGridParts));
+    const auto clamps = hn::Ge(scale, hn::Set(df, 1024.0f));
+    hn::Store(hn::Mul(inverse, hn::Set(df, kVGridParts * 0.125f)), df, batch.inverse + i);
+    hn::Store(hn::IfThenZeroElse(clamps, hn::Mul(part, part)), df, batch.weight + i);
+    hn::Store(byte16, d16, batch.scale_byte + i);
+  }
+}
+
+inline Int32s FloorToInts(Floats v) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return Int32s{_mm512_cvt_roundps_epi32(v.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+#else
+  return hn::ConvertTo(Int32Tag(), hn::Floor(v));
+#endif
+}
+
+/// Adds weight * (sum of squares of a and b), which hold at most four products a lane within int32.
+inline Floats AddSquares(Int16s a, Int16s b, Floats weight, Floats sum) {
+  const Int32Tag d32;
+  Int32s odd = hn::Zero(d32);
+  Int32s even = hn::ReorderWidenMulAccumulate(d32, a, a, hn::Zero(d32), odd);
+  even = hn::ReorderWidenMulAccumulate(d32, b, b, even, odd);
+  return hn::MulAdd(hn::ConvertTo(FloatTag(), hn::Add(even, odd)), weight, sum);
+}
+
+/// Distance of positions to the middle of their cell of 2^kBits parts.
+template <int kBits>
+inline Int16s ToMiddle(Int16s position) {
+  const Int16Tag d16;
+  return hn::Sub(hn::And(position, hn::Set(d16, int16_t{(1 << kBits) - 1})),
+                 hn::Set(d16, int16_t{1 << (kBits - 1)}));
+}
+
+/// Second pass, one row: positions on the grid, in parts of a step; from them codes, in block order, and
+/// errors.
+inline void QuantizeVRow(const VBatch& batch, uint32_t row, uint8_t* codes, ErrorVectors& errors) {
+  constexpr uint32_t kQuarterVectors = kTileBytes / kFloats;
+  static_assert(kVGridParts == 1 << 11);
+  const FloatTag df;
+  const Int16Tag d16;
+  const auto inverse = hn::Set(df, batch.inverse[row]), weight = hn::Set(df, batch.weight[row]);
+  for (uint32_t i = 0; i < kQuarterVectors; ++i) {
+    Int32s position[4];
+    for (uint32_t k = 0; k < 4; ++k)
+      position[k] =
+          FloorToInts(hn::Mul(hn::Load(df, batch.rotated[row] + k * kTileBytes + i * kFloats), inverse));
+    const auto a = hn::ReorderDemote2To(d16, position[0], position[1]);
+    const auto b = hn::ReorderDemote2To(d16, position[2], position[3]);
+    errors.square = AddSquares(a, b, weight, errors.square);
+    errors.int4 = AddSquares(ToMiddle<11>(a), ToMiddle<11>(b), weight, errors.int4);
+    errors.int2 = AddSquares(ToMiddle<13>(a), ToMiddle<13>(b), weight, errors.int2);
+    // Code 8 is zero. Saturation cuts what is above 15 here, what is below 0 when bytes are packed.
+    const auto eight = hn::Set(d16, int16_t{8 * kVGridParts});
+    hn::Store(PackToBytes(hn::ShiftRight<11>(hn::SaturatedAdd(a, eight)),
+                          hn::ShiftRight<11>(hn::SaturatedAdd(b, eight))),
+              ByteTag(), codes + i * 4 * kFloats);
+  }
+}
+
+/// Errors of a row whose decoded values may be clamped, by the portable code.
+template <DType dtype>
+inline RowErrors MeasureDecodedRow(const std::byte* source) {
+  float x[kTileCodes], steps[kTileCodes];
+  uint8_t codes[kTileCodes];
+  LoadTile(source, dtype, 1, kTileCodes, x);
+  const uint8_t scale_byte = internal::QuantizeVGroup(x, kTileCodes, steps, codes);
+  RowErrorSum sum;
+  internal::AddVGroupErrors(x, codes, kTileCodes, scale_byte, sum);
+  return sum.Sum();
+}
+
+}  // namespace kvtier::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,198 @@
+// Every set of vector instructions that this CPU has encodes to the bytes of the portable body, and states
+// the same errors to the last place of the fp16 that keeps them.
+#include "kernels/simd/quantize_simd.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <span>
+
+#include "kernels/quantize.h"
+#include "kernels/team.h"
+#include "tests/kernels/plane_buffers.h"
+#include "tests/support/fixture.h"
+#include "tests/support/paths.h"
+#include "tests/support/simd_level_test.h"
+
+namespace kvtier {
+namespace {
+
+constexpr uint32_t kSeed = 4711;
+constexpr uint8_t kUnwritten = 0xCD;
+
+struct Encoded {
+  std::vector<uint8_t> bytes;
+  RowErrors k, v;
+};
+
+RowErrors Total(std::span<const RowErrors> rows) {
+  RowErrors sum;
+  for (const RowErrors& row : rows) {
+    sum.square += row.square;
+    sum.int4 += row.int4;
+    sum.int2 += row.int2;
+  }
+  return sum;
+}
+
+enum class Rung : uint8_t { kInt4, kK4V2, kInt2 };
+
+template <typename Run>
+Encoded Encode(const BlockShape& shape, std::span<const std::byte> raw, Rung rung, const Run& run) {
+  const PlaneBuffers buffers(shape, kUnwritten);
+  const size_t rows = size_t{shape.kv_heads} * shape.tokens;
+  std::vector<RowErrors> errors(2 * rows);
+  QuantizeArgs args = {.shape = shape,
+                       .raw = raw.data(),
+                       .scales = {.k = 0.5f, .v = 3.0f},
+                       .out = buffers.sections(),
+                       .k_errors = errors.data(),
+                       .v_errors = errors.data() + rows};
+  if (rung != Rung::kInt4) args.out.v_low = nullptr;
+  if (rung == Rung::kInt2) args.out.k_low = nullptr;
+  if (rung != Rung::kInt2 || shape.nb == 0) args.out.boost_ids = args.out.boost_low = nullptr;
+  run(args);
+  return {.bytes = buffers.Bytes(),
+          .k = Total(std::span(errors).first(rows)),
+          .v = Total(std::span(errors).last(rows))};
+}
+
+/// Sums of squares whose roots agree within half a place of fp16.
+bool IsSameSum(double sum, double expected) {
+  return std::fabs(std::sqrt(sum) - std::sqrt(expected)) <= std::sqrt(expected) / 4096;
+}
+bool AreSameErrors(const RowErrors& errors, const RowErrors& expected) {
+  if (TrustsGrid(errors) != TrustsGrid(expected)) return false;
+  if (!TrustsGrid(expected)) return true;  // will be measured again
+  return IsSameSum(errors.square, expected.square) && IsSameSum(errors.int4, expected.int4) &&
+         IsSameSum(errors.int2, expected.int2);
+}
+
+std::string Describe(const BlockShape& s) {
+  return "H" + std::to_string(s.kv_heads) + " Dk" + std::to_string(s.k_dim) + " Dv" +
+         std::to_string(s.v_dim) + " T" + std::to_string(s.tokens) + " nraw" + std::to_string(s.nraw) +
+         " nb" + std::to_string(s.nb) + " dtype" + std::to_string(static_cast<int>(s.dtype));
+}
+
+class SimdEncodeTest : public SimdLevelTest {
+ protected:
+  static void ExpectPortableBytes(const BlockShape& shape, std::span<const std::byte> raw) {
+    for (const Rung rung : {Rung::kInt4, Rung::kK4V2, Rung::kInt2}) {
+      const Encoded expected = Encode(shape, raw, rung, [](const QuantizeArgs& args) {
+        LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, args); });
+      });
+      const Encoded actual = Encode(shape, raw, rung, QuantizeSimd);
+      ASSERT_TRUE(actual.bytes == expected.bytes) << Describe(shape) << ", rung " << int(rung);
+      ASSERT_TRUE(AreSameErrors(actual.k, expected.k)) << Describe(shape) << ", K";
+      ASSERT_TRUE(AreSameErrors(actual.v, expected.v)) << Describe(shape) << ", V";
+    }
+  }
+};
+
+BlockShape Shape(uint32_t heads, uint32_t k_dim, uint32_t v_dim, uint32_t tokens, uint32_t nraw, uint32_t nb,
+                 DType dtype) {
+  return {.layers = 1,
+          .kv_heads = static_cast<uint16_t>(heads),
+          .k_dim = static_cast<uint16_t>(k_dim),
+          .v_dim = static_cast<uint16_t>(v_dim),
+          .tokens = static_cast<uint16_t>(tokens),
+          .dtype = dtype,
+          .nraw = static_cast<uint8_t>(nraw),
+          .nb = static_cast<uint8_t>(nb)};
+}
+
+uint16_t Narrow(float value, DType dtype) {
+  return dtype == DType::kBf16 ? Bf16FromFp32(value) : Fp16FromFp32(value);
+}
+/// A finite element from any bits.
+uint16_t Finite(uint32_t bits, DType dtype) {
+  const uint32_t limit = dtype == DType::kBf16 ? kBf16AboveFp16 : kFp16Infinity, magnitude = bits & 0x7fff;
+  return static_cast<uint16_t>((bits & 0x8000) | (magnitude < limit ? magnitude : magnitude % limit));
+}
+
+/// fp16 or BF16 elements from one(index).
+template <typename One>
+std::vector<std::byte> Raw(const BlockShape& shape, const One& one) {
+  std::vector<std::byte> raw(RawLayerBytes(shape));
+  for (size_t i = 0; i < raw.size() / 2; ++i) Store16(&raw[2 * i], one(i));
+  return raw;
+}
+std::vector<std::byte> NormalRaw(const BlockShape& shape, std::mt19937& random, float mean) {
+  std::normal_distribution<float> normal(mean);
+  return Raw(shape,
+             [&](size_t i) { return Narrow(normal(random) * static_cast<float>(1 + i % 5), shape.dtype); });
+}
+
+TEST_P(SimdEncodeTest, EncodesEveryShapeAsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  for (uint32_t dim = 16; dim <= kMaxHeadDim; dim += 16) {
+    for (const DType dtype : {DType::kFp16, DType::kBf16}) {
+      const uint32_t nraw = random() % 5, tokens = 4 + random() % 125, nb = random() % (dim / 4) * 4;
+      const BlockShape shape = Shape(1 + dim % 3, dim, 272 - dim, tokens, nraw, nb, dtype);
+      ExpectPortableBytes(shape, NormalRaw(shape, random, 0.5f));
+    }
+  }
+  for (uint32_t tokens = 4; tokens <= kMaxTokens; ++tokens) {
+    const BlockShape shape = Shape(1, 64, 128, tokens, tokens % 5, 32, DType::kFp16);
+    ExpectPortableBytes(shape, NormalRaw(shape, random, 2));
+  }
+}
+
+TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  for (const DType dtype : {DType::kFp16, DType::kBf16}) {
+    const uint16_t largest = Finite(dtype == DType::kBf16 ? kBf16AboveFp16 - 1 : kFp16Infinity - 1, dtype);
+    const auto any = [&](size_t) { return Finite(random(), dtype); };
+    const auto tiny = [&](size_t) { return static_cast<uint16_t>(random() & 0x83ff); };
+    const auto zeros = [&](size_t) { return static_cast<uint16_t>(random() & 0x8000); };
+    const auto ends = [&](size_t) { return static_cast<uint16_t>((random() & 0x8000) | largest); };
+    const auto wide = [&](size_t) { return static_cast<uint16_t>(random() % 3 == 0 ? largest : 0); };
+    const auto constant = [&](size_t i) { return Narrow(i % 64 < 32 ? 1.0f : 20000.0f, dtype); };
+    const auto one_hot = [&](size_t i) { return Narrow(i % 67 == 5 ? 3.7f : 0.0f, dtype); };
+    const auto around_steps = [&](size_t i) {  // quotients on and beside half a step
+      return Narrow(i % 32 < 2 ? (i % 2 ? 15.0f : 0.0f) : static_cast<float>(random() % 31) * 0.5f, dtype);
+    };
+    for (const auto& [k_dim, v_dim, tokens, nraw] :
+         {std::tuple(128, 128, 64, 0), std::tuple(80, 96, 37, 1), std::tuple(64, 192, 9, 4)}) {
+      const BlockShape shape = Shape(1, k_dim, v_dim, tokens, nraw, k_dim / 2, dtype);
+      ExpectPortableBytes(shape, Raw(shape, any));
+      ExpectPortableBytes(shape, Raw(shape, tiny));
+      ExpectPortableBytes(shape, Raw(shape, zeros));
+      ExpectPortableBytes(shape, Raw(shape, ends));
+      ExpectPortableBytes(shape, Raw(shape, wide));
+      ExpectPortableBytes(shape, Raw(shape, constant));
+      ExpectPortableBytes(shape, Raw(shape, one_hot));
+      ExpectPortableBytes(shape, Raw(shape, around_steps));
+    }
+  }
+}
+
+TEST_P(SimdEncodeTest, EncodesFp8AsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  for (const DType dtype : {DType::kE4m3, DType::kE5m2}) {
+    const BlockShape shape = Shape(2, 96, 128, 21, 1, 48, dtype);
+    std::vector<std::byte> raw(RawLayerBytes(shape));
+    for (std::byte& element : raw) element = static_cast<std::byte>((random() & 0x80) | random() % 0x78);
+    ExpectPortableBytes(shape, raw);
+  }
+}
+
+TEST_P(SimdEncodeTest, EncodesRealKvAsThePortableBodyDoes) {
+  for (const char* name : {"/smollm2-135m", "/qwen2.5-coder-0.5b"}) {
+    auto fixture = Fixture::Load(TestDataFolder() + name);
+    ASSERT_TRUE(fixture.ok()) << fixture.status().ToString();
+    const std::vector<std::byte> block = fixture->RawBlock(128, 128);
+    const BlockShape shape = fixture->Shape(128, 0, 32);
+    const size_t layer_bytes = RawLayerBytes(shape);
+    for (uint32_t layer = 0; layer < fixture->layers(); ++layer) {
+      SCOPED_TRACE(testing::Message() << name << " layer " << layer);
+      ExpectPortableBytes(shape, std::span(block).subspan(layer * layer_bytes, layer_bytes));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, SimdEncodeTest, testing::ValuesIn(AllSimdLevels()), SimdLevelParamName);
+
+}  // namespace
+}  // namespace kvtier
