@@ -20,18 +20,22 @@ struct LayerDecoders {
 };
 
 template <typename Sink>
+DecodeRows KDecoder(const RowSteps& steps) {
+  if (!steps.IsEven()) return DecodeK<Sink, kRagged>;
+  return steps.tiles == 1 ? DecodeK<Sink, 1> : steps.tiles == 2 ? DecodeK<Sink, 2> : DecodeK<Sink, 4>;
+}
+template <typename Sink, VForm kForm>
+DecodeRows VDecoder(const RowSteps& steps) {
+  if (!steps.IsEven()) return DecodeV<Sink, kRagged, kForm>;
+  return steps.tiles == 1   ? DecodeV<Sink, 1, kForm>
+         : steps.tiles == 2 ? DecodeV<Sink, 2, kForm>
+                            : DecodeV<Sink, 4, kForm>;
+}
+template <typename Sink>
 LayerDecoders DecodersInto(const RowSteps& k_steps, const RowSteps& v_steps, VForm form) {
-  using enum RowShape;
-  LayerDecoders decoders;
-  decoders.k = k_steps.IsEven() ? DecodeK<Sink, kEven> : DecodeK<Sink, kRagged>;
-  if (form == VForm::kRotated) {
-    decoders.v =
-        v_steps.IsEven() ? DecodeV<Sink, kEven, VForm::kRotated> : DecodeV<Sink, kRagged, VForm::kRotated>;
-  } else {
-    decoders.v =
-        v_steps.IsEven() ? DecodeV<Sink, kEven, VForm::kPlain> : DecodeV<Sink, kRagged, VForm::kPlain>;
-  }
-  return decoders;
+  return {.k = KDecoder<Sink>(k_steps),
+          .v = form == VForm::kRotated ? VDecoder<Sink, VForm::kRotated>(v_steps)
+                                       : VDecoder<Sink, VForm::kPlain>(v_steps)};
 }
 
 template <Stores kStores>

@@ -100,7 +100,11 @@ class HeadRanges {
     bool is_ascending = ids[nb - 1] < k_dim;
     for (uint32_t i = 1; i < nb; ++i) is_ascending &= ids[i - 1] < ids[i];
     if (!is_ascending) return false;
-    for (uint32_t i = 0; i < nb; ++i) boosted_[ids[i] / 64] |= uint64_t{1} << ids[i] % 64;
+    for (uint32_t tile = 0, i = 0; tile < k_steps_.tiles; ++tile) {
+      uint64_t channels = 0;
+      for (; i < nb && ids[i] < (tile + 1) * kTileCodes; ++i) channels |= uint64_t{1} << ids[i] % kTileCodes;
+      boosted_[tile] = channels;
+    }
     SpreadBoost();
     return true;
   }

@@ -14,57 +14,59 @@
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
 namespace kvtier::HWY_NAMESPACE {
 
-/// One tile, or the first `quarters` times 16 elements of it.
+/// One tile, or the first `quarters` times 16 elements of it. Codes of quarters 2 and 3 are taken where they
+/// are, 16 times too large; their scales are 16 times too small (both exactly).
 template <typename Sink>
-HWY_INLINE void DecodeKTile(const PackedCodes& codes, int slot, const float* scale, const float* minimum,
-                            uint32_t quarters, std::byte* target) {
-  const __m512 values = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+HWY_INLINE void DecodeKTile(const PackedCodes& codes, uint32_t slot, const __m512* scale,
+                            const __m512* minimum, uint32_t quarters, std::byte* target) {
   const __m512i even = _mm512_permutexvar_epi8(TileToDwords(slot), codes.even);
   const __m512i odd = _mm512_permutexvar_epi8(TileToDwords(slot), codes.odd);
-  const __m512i quarter_codes[4] = {even, odd, _mm512_srli_epi32(even, 4), _mm512_srli_epi32(odd, 4)};
 #pragma GCC unroll 4
   for (uint32_t q = 0; q < 4; ++q) {
     if (q >= quarters) break;
-    // The permutation looks at the low four bits of an index: a conversion without a mask.
-    const __m512 code = _mm512_permutexvar_ps(quarter_codes[q], values);
+    const __m512i code = _mm512_and_si512(q % 2 == 0 ? even : odd, _mm512_set1_epi32(q < 2 ? 0x0f : 0xf0));
     // c * s is exact, so that this rounds once as c * s + m does.
-    const __m512 value =
-        _mm512_fmadd_ps(code, _mm512_load_ps(scale + q * kLanes), _mm512_load_ps(minimum + q * kLanes));
-    Sink::Put(target + q * Sink::kStepBytes, value);
+    Sink::Put(target + q * Sink::kStepBytes, _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale[q], minimum[q]));
   }
 }
 
-template <typename Sink, RowShape kShape>
+template <typename Sink, uint32_t kTiles>
 void DecodeK(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, const PlaneReader& reader,
              const HeadRanges& ranges, const simd::RowTargets& targets) {
-  const BlockShape& shape = args.shape;
-  const uint64_t first_row = PlaneRow(shape, head, 0);
-  const uint32_t row_bytes = steps.dim / 4, boost_row_bytes = shape.nb / 4;
-  const __mmask64 boost_bytes = FirstBytes(steps.rows * boost_row_bytes);
-  StepSlots slots(steps);
-  alignas(64) std::byte nowhere[kMaxHeadDim * Sink::kElementBytes];
+  const uint64_t row_bytes = steps.dim / 4, boost_row_bytes = args.shape.nb / 4u;
+  const uint64_t first_row = PlaneRow(args.shape, head, 0);
+  const uint8_t* const high_rows = args.in.k_high + first_row * row_bytes;
+  const uint8_t* const low_rows = args.in.k_low != nullptr ? args.in.k_low + first_row * row_bytes : nullptr;
+  const uint8_t* const boost_rows =
+      ranges.has_boost() ? args.in.boost_low + first_row * boost_row_bytes : nullptr;
+  const __mmask64 boost_bytes = FirstBytes(static_cast<uint32_t>(steps.rows * boost_row_bytes));
+  // In registers where a row has one tile or two.
+  constexpr uint32_t kVectors = (kTiles != kRagged ? kTiles : kSlots) * 4;
+  __m512 scale[kVectors], minimum[kVectors];
+  for (uint32_t i = 0; i < kVectors; ++i) {
+    const __m512 part = _mm512_set1_ps(i % 4 < 2 ? 1.0f : 1.0f / 16);
+    scale[i] = _mm512_mul_ps(_mm512_load_ps(ranges.scale + i * kLanes), part);
+    minimum[i] = _mm512_load_ps(ranges.minimum + i * kLanes);
+  }
 
-  for (uint32_t token = shape.nraw / steps.rows * steps.rows; token < shape.tokens; token += steps.rows) {
-    const uint64_t row = first_row + token;
-    const __m512i high = reader.Read(args.in.k_high + row * row_bytes);
+  StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.K(head), targets.token_offset);
+  for (uint32_t token = slots.first_token(); token < slots.tokens(); token += steps.rows) {
+    const __m512i high = reader.Read<kTiles>(high_rows + token * row_bytes);
     __m512i low = _mm512_setzero_si512();
-    if (args.in.k_low != nullptr) {
-      low = reader.Read(args.in.k_low + row * row_bytes);
-    } else if (ranges.has_boost()) {
-      low = ranges.boost(_mm512_maskz_loadu_epi8(boost_bytes, args.in.boost_low + row * boost_row_bytes));
+    if (low_rows != nullptr) {
+      low = reader.Read<kTiles>(low_rows + token * row_bytes);
+    } else if (boost_rows != nullptr) {
+      const uint8_t* boost = boost_rows + token * boost_row_bytes;
+      PrefetchAhead(boost);
+      low = ranges.boost(_mm512_maskz_loadu_epi8(boost_bytes, boost));
     }
     const PackedCodes codes = PackCodes(high, low);
-    for (uint32_t i = 0, slot = 0; i < steps.rows; ++i) {
-      const bool is_wanted = token + i >= shape.nraw && token + i < shape.tokens;
-      std::byte* target = is_wanted ? targets.K(head, token + i) : nowhere;
-      for (uint32_t tile = 0; tile < steps.tiles; ++tile, ++slot)
-        slots.target[slot] = target + tile * kTileCodes * Sink::kElementBytes;
-    }
+    slots.MoveTo(token);
 #pragma GCC unroll 4
     for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      const uint32_t first = slots.tile[slot] * kTileCodes;
-      DecodeKTile<Sink>(codes, static_cast<int>(slot), ranges.scale + first, ranges.minimum + first,
-                        kShape == RowShape::kEven ? 4 : slots.quarters[slot], slots.target[slot]);
+      const uint32_t first = slots.Tile(slot) * 4;
+      DecodeKTile<Sink>(codes, slot, scale + first, minimum + first, slots.Quarters(slot),
+                        slots.Target(slot));
     }
   }
 }

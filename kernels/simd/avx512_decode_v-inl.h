@@ -21,6 +21,11 @@ struct HalfRotated {
   __m512i tile[kSlots];
 };
 
+/// The same 16 bytes for every tile.
+HWY_INLINE __m512i FourTimes(int64_t low, int64_t high) {
+  return _mm512_set_epi64(high, low, high, low, high, low, high, low);
+}
+
 /// (a + b, a - b), bytes modulo 256.
 HWY_INLINE void Butterfly(__m512i& a, __m512i& b) {
   const __m512i sum = _mm512_add_epi8(a, b);
@@ -32,15 +37,14 @@ HWY_INLINE void Butterfly(__m512i& a, __m512i& b) {
 /// butterfly is an addition and a subtraction; the last one brings the tile. What names a vector below are
 /// the bits of its bytes' index, j3 j2 j1 j0, after the first line has swapped (j3 j2) and (j1 j0).
 HWY_INLINE HalfRotated RotateSixteens(const PackedCodes& codes) {
-  const __m512i swap_halves =
-      _mm512_broadcast_i32x4(_mm_set_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400));
+  const __m512i swap_halves = FourTimes(0x0d0905010c080400, 0x0f0b07030e0a0602);
   const __m512i even = _mm512_shuffle_epi8(codes.even, swap_halves);
   const __m512i odd = _mm512_shuffle_epi8(codes.odd, swap_halves);
 
   const __m512i first = _mm512_unpacklo_epi8(even, odd), second = _mm512_unpackhi_epi8(even, odd);
   const __m512i nibble = _mm512_set1_epi8(0x0f);
   // 128 more in element j = 0 become 128 more (or less: the same) in every sum.
-  const __m512i impulse = _mm512_broadcast_i32x4(_mm_set_epi32(0, 0, 0, 0x8080));
+  const __m512i impulse = FourTimes(0x8080, 0);
   const __m512i first_low = _mm512_ternarylogic_epi64(first, nibble, impulse, 0xea);
   const __m512i first_high = _mm512_ternarylogic_epi64(_mm512_srli_epi16(first, 4), nibble, impulse, 0xea);
   const __m512i second_low = _mm512_and_si512(second, nibble);
@@ -112,8 +116,8 @@ HWY_INLINE __m512 GridOf(int32_t offset) {
 
 /// The first `quarters` times 16 elements of a tile as z * factor: a table of all sixteen values, looked up.
 template <typename Sink>
-HWY_INLINE void StoreGrid(const PackedCodes& codes, int slot, __m512 grid, float factor, uint32_t quarters,
-                          std::byte* target) {
+HWY_INLINE void StoreGrid(const PackedCodes& codes, uint32_t slot, __m512 grid, float factor,
+                          uint32_t quarters, std::byte* target) {
   // A zero factor gives +0 for every code.
   const __m512 values = _mm512_fmadd_ps(grid, _mm512_set1_ps(factor), _mm512_setzero_ps());
   if constexpr (Sink::kType == DType::kFp32) {
@@ -141,46 +145,53 @@ HWY_INLINE void StoreGrid(const PackedCodes& codes, int slot, __m512 grid, float
   }
 }
 
-template <typename Sink, RowShape kShape, VForm kForm>
+template <typename Sink, uint32_t kTiles, VForm kForm>
 void DecodeV(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, const PlaneReader& reader,
              const HeadRanges& ranges, const simd::RowTargets& targets) {
-  const BlockShape& shape = args.shape;
-  const uint64_t first_row = PlaneRow(shape, head, 0);
-  const uint32_t row_bytes = steps.dim / 4;
-  const int32_t offset = args.in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2;
+  const uint64_t row_bytes = steps.dim / 4, first_row = PlaneRow(args.shape, head, 0);
+  const uint8_t* const high_rows = args.in.v_high + first_row * row_bytes;
+  const uint8_t* const low_rows = args.in.v_low != nullptr ? args.in.v_low + first_row * row_bytes : nullptr;
+  const int32_t offset = low_rows != nullptr ? kVOffsetInt4 : kVOffsetInt2;
   const LastStages last(offset);
   const __m512 grid = GridOf(offset);
-  StepSlots slots(steps);
-  alignas(64) std::byte nowhere[kMaxHeadDim * Sink::kElementBytes];
 
-  for (uint32_t token = shape.nraw / steps.rows * steps.rows; token < shape.tokens; token += steps.rows) {
-    const uint64_t row = first_row + token;
-    const __m512i high = reader.Read(args.in.v_high + row * row_bytes);
-    __m512i low = _mm512_setzero_si512();
-    if (args.in.v_low != nullptr) low = reader.Read(args.in.v_low + row * row_bytes);
-    const PackedCodes codes = PackCodes(high, low);
-    for (uint32_t i = 0, slot = 0; i < steps.rows; ++i) {
-      const bool is_wanted = token + i >= shape.nraw && token + i < shape.tokens;
-      std::byte* target = is_wanted ? targets.V(head, token + i) : nowhere;
-      for (uint32_t tile = 0; tile < steps.tiles; ++tile, ++slot)
-        slots.target[slot] = target + tile * kTileCodes * Sink::kElementBytes;
-    }
+  const auto read = [&](uint32_t token) HWY_ATTR {
+    const __m512i high = reader.Read<kTiles>(high_rows + token * row_bytes);
+    if (low_rows == nullptr) return PackCodes(high, _mm512_setzero_si512());
+    return PackCodes(high, reader.Read<kTiles>(low_rows + token * row_bytes));
+  };
+
+  StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.V(head), targets.token_offset);
+  uint32_t token = slots.first_token();
+  PackedCodes codes = read(token);
+  HalfRotated half_rotated;
+  if constexpr (kForm == VForm::kPlain) half_rotated = RotateSixteens(codes);
+  while (token < slots.tokens()) {
+    // The butterflies of the next step run beside the rest of this one: they are long chains that depend on
+    // each other, and few.
+    const uint32_t next_token = token + steps.rows;
+    const PackedCodes next_codes = read(next_token < slots.tokens() ? next_token : token);
+    HalfRotated next_half_rotated;
+    if constexpr (kForm == VForm::kPlain) next_half_rotated = RotateSixteens(next_codes);
+
+    slots.MoveTo(token);
     const float* factor = ranges.v_factor + token * steps.tiles;
     const float* origin = ranges.v_origin + token * steps.tiles;
-    HalfRotated half_rotated;
-    if constexpr (kForm == VForm::kPlain) half_rotated = RotateSixteens(codes);
 #pragma GCC unroll 4
     for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      const uint32_t quarters = kShape == RowShape::kEven ? 4 : slots.quarters[slot];
+      const uint32_t quarters = slots.Quarters(slot);
       if constexpr (kForm == VForm::kRotated) {
-        StoreGrid<Sink>(codes, slot, grid, factor[slot], quarters, slots.target[slot]);
+        StoreGrid<Sink>(codes, slot, grid, factor[slot], quarters, slots.Target(slot));
       } else if (quarters == 4) {
-        StoreRotatedBack<Sink>(half_rotated.tile[slot], last, factor[slot], origin[slot], slots.target[slot]);
+        StoreRotatedBack<Sink>(half_rotated.tile[slot], last, factor[slot], origin[slot], slots.Target(slot));
       } else if (quarters > 0) {
         // Short tiles were never rotated: s / 2, not s / 16.
-        StoreGrid<Sink>(codes, slot, grid, factor[slot] * 8, quarters, slots.target[slot]);
+        StoreGrid<Sink>(codes, slot, grid, factor[slot] * 8, quarters, slots.Target(slot));
       }
     }
+    token = next_token;
+    codes = next_codes;
+    half_rotated = next_half_rotated;
   }
 }
 

@@ -6,6 +6,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/layout.h"
+#include "kernels/simd/avx512_store-inl.h"
 #include "kernels/tile.h"
 
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
@@ -29,7 +31,8 @@ struct RowSteps {
   /// Whether a step is 64 bytes of plane, four whole tiles.
   bool IsEven() const { return dim % kTileCodes == 0 && tiles != 3; }
 };
-enum class RowShape : uint8_t { kEven, kRagged };
+/// Tiles per row as a constant of the loops: 1, 2 or 4 for even rows, this for all others.
+inline constexpr uint32_t kRagged = 0;
 
 /// Masks the first n bytes of a vector, n <= 64.
 HWY_INLINE __mmask64 FirstBytes(uint32_t n) {
@@ -64,11 +67,18 @@ struct FieldGather {
   }
 };
 
+/// A plane goes on in the next head, where the hardware would have to find its pace again; far enough ahead
+/// for memory to answer. Beyond the end of the plane it does nothing.
+HWY_INLINE void PrefetchAhead(const uint8_t* plane) {
+  constexpr ptrdiff_t kAheadBytes = 1024;
+  _mm_prefetch(reinterpret_cast<const char*>(plane) + kAheadBytes, _MM_HINT_T0);
+}
+
 /// Reads one plane a step at a time.
 class PlaneReader {
  public:
-  explicit PlaneReader(const RowSteps& steps) : is_even_(steps.IsEven()) {
-    if (is_even_) return;
+  explicit PlaneReader(const RowSteps& steps) {
+    if (steps.IsEven()) return;
     const uint32_t row_bytes = steps.dim / 4;
     bytes_ = FirstBytes(steps.rows * row_bytes);
     gather_ = {};
@@ -83,13 +93,14 @@ class PlaneReader {
   }
 
   /// `plane` points at the first row of a step.
+  template <uint32_t kTiles>
   HWY_INLINE __m512i Read(const uint8_t* plane) const {
-    if (HWY_LIKELY(is_even_)) return _mm512_loadu_si512(plane);
+    PrefetchAhead(plane);
+    if constexpr (kTiles != kRagged) return _mm512_loadu_si512(plane);
     return gather_(_mm512_maskz_loadu_epi8(bytes_, plane));
   }
 
  private:
-  bool is_even_;
   __mmask64 bytes_ = 0;
   FieldGather gather_;
 };
@@ -107,32 +118,62 @@ HWY_INLINE PackedCodes PackCodes(__m512i high, __m512i low) {
   return {even, odd};
 }
 
-/// What is behind each slot of a step.
-struct StepSlots {
-  uint32_t tile[kSlots] = {};      ///< of its row
-  uint32_t quarters[kSlots] = {};  ///< of 16 elements: 4, less where a tile is shorter, 0 where there is none
-  std::byte* target[kSlots] = {};
+/// The slots of one step after the other: where each goes, and how much of it.
+template <uint32_t kTiles, uint32_t kElementBytes>
+class StepSlots {
+ public:
+  /// `rows` is where rows of this head begin, but for the token's offset.
+  StepSlots(const BlockShape& shape, const RowSteps& steps, std::byte* rows, const int64_t* token_offset)
+      : rows_(rows),
+        token_offset_(token_offset),
+        first_token_(shape.nraw),
+        tokens_(shape.tokens),
+        steps_(steps) {
+    for (uint32_t slot = 0; slot < steps.rows * steps.tiles; ++slot)
+      quarters_[slot] = TileCodes(steps.dim, slot % steps.tiles * kTileCodes) / kLanes;
+  }
 
-  explicit StepSlots(const RowSteps& steps) {
-    for (uint32_t slot = 0; slot < steps.rows * steps.tiles; ++slot) {
-      tile[slot] = slot % steps.tiles;
-      quarters[slot] = TileCodes(steps.dim, tile[slot] * kTileCodes) / 16;
+  uint32_t first_token() const { return first_token_ / steps_.rows * steps_.rows; }
+  uint32_t tokens() const { return tokens_; }
+
+  HWY_INLINE void MoveTo(uint32_t token) {
+    const uint32_t tiles = kTiles != kRagged ? kTiles : steps_.tiles;
+    const uint32_t rows = kTiles != kRagged ? kSlots / kTiles : steps_.rows;
+    for (uint32_t i = 0; i < rows; ++i) {
+      const uint32_t row_token = token + i;
+      const bool is_wanted = row_token >= first_token_ && row_token < tokens_;
+      std::byte* row = is_wanted ? rows_ + token_offset_[row_token] : nowhere_;
+      for (uint32_t t = 0; t < tiles; ++t) target_[i * tiles + t] = row + t * kTileCodes * kElementBytes;
     }
   }
+  HWY_INLINE std::byte* Target(uint32_t slot) const { return target_[slot]; }
+  /// Of 16 elements: 4, less where a tile is shorter, 0 where there is none.
+  HWY_INLINE uint32_t Quarters(uint32_t slot) const { return kTiles != kRagged ? 4 : quarters_[slot]; }
+  /// Which tile of its row a slot is.
+  HWY_INLINE uint32_t Tile(uint32_t slot) const { return slot % (kTiles != kRagged ? kTiles : steps_.tiles); }
+
+ private:
+  std::byte* const rows_;
+  const int64_t* const token_offset_;
+  const uint32_t first_token_, tokens_;
+  const RowSteps steps_;
+  uint32_t quarters_[kSlots] = {};
+  std::byte* target_[kSlots] = {};
+  alignas(64) std::byte nowhere_[kMaxHeadDim * kElementBytes];  ///< for rows that are raw or padding
 };
 
 /// For _mm512_permutexvar_epi8: byte j of tile `slot` to the low byte of dword j.
-HWY_INLINE __m512i TileToDwords(int slot) {
+HWY_INLINE __m512i TileToDwords(uint32_t slot) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  return _mm512_add_epi32(lane, _mm512_set1_epi32(slot * static_cast<int>(kTileBytes)));
+  return _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(slot * kTileBytes)));
 }
 
 /// For _mm512_permutex2var_epi8(even, _, odd): the even bytes of tile `slot` to the low bytes of words 0..15,
 /// its odd ones to words 16..31.
-HWY_INLINE __m512i TileToWords(int slot) {
+HWY_INLINE __m512i TileToWords(uint32_t slot) {
   const __m256i bytes = _mm256_set_epi8(79, 78, 77, 76, 75, 74, 73, 72, 71, 70, 69, 68, 67, 66, 65, 64,  //
                                         15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  return _mm512_add_epi8(_mm512_cvtepu8_epi16(bytes), _mm512_set1_epi8(static_cast<char>(slot * 16)));
+  return _mm512_add_epi8(_mm512_cvtepu8_epi16(bytes), _mm512_set1_epi8(static_cast<char>(slot * kTileBytes)));
 }
 
 }  // namespace kvtier::HWY_NAMESPACE

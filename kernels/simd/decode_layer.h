@@ -20,8 +20,9 @@ struct RowTargets {
     for (uint32_t token = 0; token < args.shape.tokens; ++token) token_offset[token] = args.out.Row(0, token);
   }
 
-  std::byte* K(uint32_t head, uint32_t token) const { return k + token_offset[token] + head * head_stride; }
-  std::byte* V(uint32_t head, uint32_t token) const { return v + token_offset[token] + head * head_stride; }
+  /// Where rows of a head begin, but for the token's offset.
+  std::byte* K(uint32_t head) const { return k + head * head_stride; }
+  std::byte* V(uint32_t head) const { return v + head * head_stride; }
 
   /// Whether every row of K and V begins on a cache line.
   bool AreAligned(const BlockShape& shape) const {
@@ -39,9 +40,9 @@ inline void DecodeRawRows(const DequantizeArgs& args, uint32_t head, const RowTa
   for (uint32_t token = 0; token < shape.nraw && token < shape.tokens; ++token) {
     const uint64_t raw_row = uint64_t{head} * shape.nraw + token;
     internal::StoreRawChannels(args.in.k_raw + raw_row * shape.k_dim * 2, shape.k_dim, args.out,
-                               args.out.scales.k, targets.K(head, token));
+                               args.out.scales.k, targets.K(head) + targets.token_offset[token]);
     internal::StoreRawVRow(args.in.v_raw + raw_row * shape.v_dim * 2, shape.v_dim, args.out,
-                           targets.V(head, token));
+                           targets.V(head) + targets.token_offset[token]);
   }
 }
 
