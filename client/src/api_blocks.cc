@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/src/api_support.h"
+#include "client/src/attend.h"
 #include "client/src/fetch.h"
 #include "client/src/lease.h"
 #include "client/src/lookup.h"
@@ -57,19 +58,35 @@ Status CheckBlocks(const Lease& lease, size_t first, size_t count) {
   return Status(Code::kInvalidArgument, "blocks are outside the lease's");
 }
 
+/// OK when every block is; else the first that is not.
+Status FirstFailure(size_t first, std::span<const kvtier_block_result> results, const char* what) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].code != KVTIER_OK)
+      return Status(static_cast<Code>(results[i].code), "block " + std::to_string(first + i) + what);
+  }
+  return Status::Ok();
+}
+
+/// Room for results of blocks of a lease, filled with "stale". Errors: kInvalidArgument.
+Result<Handles::LeaseHandle> BeginResults(const kvtier_lease* lease, size_t first, size_t count,
+                                          kvtier_block_result* results) {
+  if (results == nullptr) return Status(Code::kInvalidArgument, "results is NULL");
+  if (count > kMaxLeaseBlocks) return Status(Code::kInvalidArgument, "count is above what a lease can hold");
+  Result<Handles::LeaseHandle> handle = Handles::Get().Find(lease);
+  if (handle.ok()) KVTIER_TRY(CheckBlocks(*handle->lease, first, count));
+  // From here on `count` is believable, so that no early return leaves a result that reads as success.
+  for (size_t i = 0; i < count; ++i)
+    results[i] = {.code = KVTIER_STALE, .precision = KVTIER_PRECISION_ANY, .k_error = 0, .v_error = 0};
+  return handle;
+}
+
 Status Fetch(Lease& lease, size_t first, size_t count, LayerRange layers, const kvtier_view* destination,
              std::span<kvtier_block_result> results) {
   const LeasedBlock& last = lease.blocks[first + count - 1];
   const uint64_t tokens = last.info.position + last.info.tokens - lease.blocks[first].info.position;
   KVTIER_ASSIGN(const View view, View::Check(destination, lease.model->spec.layers, tokens));
   FetchBlocks(lease, first, layers, view, results);
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].code != KVTIER_OK) {
-      return Status(static_cast<Code>(results[i].code),
-                    "block " + std::to_string(first + i) + " was not fetched");
-    }
-  }
-  return Status::Ok();
+  return FirstFailure(first, results, " was not fetched");
 }
 
 Result<PutOptions> CheckPutOptions(const kvtier_put_options& options) {
@@ -229,17 +246,19 @@ kvtier_code kvtier_lease_block(const kvtier_lease* lease, size_t index, kvtier_b
 kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
                          uint32_t layers, const kvtier_view* destination, kvtier_block_result* results) {
   return Guard([&]() -> Status {
-    if (results == nullptr) return Status(Code::kInvalidArgument, "results is NULL");
-    if (count > kMaxLeaseBlocks)
-      return Status(Code::kInvalidArgument, "count is above what a lease can hold");
-    const Result<Handles::LeaseHandle> handle = Handles::Get().Find(lease);
-    if (handle.ok()) KVTIER_TRY(CheckBlocks(*handle->lease, first, count));
-    // From here on `count` is believable, so that no early return leaves a result that reads as success.
-    for (size_t i = 0; i < count; ++i)
-      results[i] = {.code = KVTIER_STALE, .precision = KVTIER_PRECISION_ANY, .k_error = 0, .v_error = 0};
-    KVTIER_TRY(handle.status());
-    KVTIER_ASSIGN(const LayerRange range, CheckLayers(*handle->lease->model, first_layer, layers));
-    return Fetch(*handle->lease, first, count, range, destination, {results, count});
+    KVTIER_ASSIGN(const Handles::LeaseHandle handle, BeginResults(lease, first, count, results));
+    KVTIER_ASSIGN(const LayerRange range, CheckLayers(*handle.lease->model, first_layer, layers));
+    return Fetch(*handle.lease, first, count, range, destination, {results, count});
+  });
+}
+
+kvtier_code kvtier_attend(kvtier_lease* lease, size_t first, size_t count, uint32_t layer,
+                          const kvtier_attention* attention, kvtier_block_result* results) {
+  return Guard([&]() -> Status {
+    KVTIER_ASSIGN(const Handles::LeaseHandle handle, BeginResults(lease, first, count, results));
+    KVTIER_ASSIGN(const Attention checked, Attention::Check(attention, layer, handle.lease->model->spec));
+    AttendBlocks(*handle.lease, first, checked, {results, count});
+    return FirstFailure(first, {results, count}, " was left out");
   });
 }
 

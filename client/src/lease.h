@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "client/src/checked_blocks.h"
 #include "client/src/client.h"
 #include "kvtier/kvtier.h"
 
@@ -31,6 +32,7 @@ class Lease {
   const std::shared_ptr<const Model> model;
   const uint64_t id;
   std::vector<LeasedBlock> blocks;  ///< fixed once the lease is handed out
+  CheckedBlocks checked;            ///< those that attention has read
 
   /// `asked` is the moment before the daemon was asked.
   void StartTtl(TimePoint asked, Duration ttl);

@@ -215,6 +215,30 @@ typedef struct kvtier_block_result {
 KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
                                     uint32_t layers, const kvtier_view* destination,
                                     kvtier_block_result* results);
+/* One decode step of one layer. All arrays are the caller's, fp32. */
+typedef struct kvtier_attention {
+  uint32_t struct_size;
+  const float* q;       /* [query_heads][k_dim], after RoPE */
+  uint32_t query_heads; /* a multiple of kv_heads; head h reads KV head h / (query_heads / kv_heads) */
+  float scale;          /* what q . k is multiplied by, usually 1 / sqrt(k_dim) */
+  float* o;             /* [query_heads][v_dim] */
+  float* m;             /* [query_heads] */
+  float* l;             /* [query_heads] */
+  float* mass; /* [count], or NULL: share of the attention over these blocks, mean over query heads */
+} kvtier_attention;
+
+/* Attention over blocks [first, first + count) of the lease in one layer, on the bytes as they are stored,
+ * whatever precision each block has: with x_t = scale * q . k_t for its tokens, by query head m = max x_t, l
+ * = sum exp(x_t - m),   o = sum exp(x_t - m) * v_t. Nothing is masked: the queries come after the blocks. For
+ * tokens that are in no block (its own new ones) the engine makes the same three numbers and merges: M =
+ * max(m, m'), l = l exp(m - M) + l' exp(m' - M), o likewise; the result is o / l. Blocks below BITS8 are read
+ * with q and the weights of V rounded to 8 bits where the CPU has vectors: codecs/FORMAT.md, "Attention".
+ * `results` has room for count. A block that is not KVTIER_OK is left out of the sums and of mass: m =
+ * -infinity, l = 0, o = 0 when all are. KVTIER_OK when every block is; else the code of the first that is
+ * not. A range outside the lease is KVTIER_INVALID_ARGUMENT and leaves everything as it was. Checksums are
+ * verified when a lease first reads a (block, layer). */
+KVTIER_API kvtier_code kvtier_attend(kvtier_lease* lease, size_t first, size_t count, uint32_t layer,
+                                     const kvtier_attention* attention, kvtier_block_result* results);
 /* Frees the lease in every case, also when the answer is an error. KVTIER_STALE: it had expired. NULL is
  * KVTIER_STALE. After KVTIER_DEADLINE_EXCEEDED the release goes on in the background. */
 KVTIER_API kvtier_code kvtier_release(kvtier_lease* lease);

@@ -101,6 +101,11 @@ class Lease {
                           std::span<kvtier_block_result> results) {
     return kvtier_fetch(lease_, first, results.size(), first_layer, layers, &destination, results.data());
   }
+  /// Attention of one layer over blocks [first, first + results.size()).
+  kvtier_code Attend(size_t first, uint32_t layer, const kvtier_attention& attention,
+                     std::span<kvtier_block_result> results) {
+    return kvtier_attend(lease_, first, results.size(), layer, &attention, results.data());
+  }
   kvtier_code Release() {
     if (lease_ == nullptr) return KVTIER_STALE;
     return kvtier_release(std::exchange(lease_, nullptr));

@@ -1,0 +1,168 @@
+#include "client/src/attend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "client/src/errors.h"
+#include "client/src/query.h"
+#include "kernels/simd/attend_simd.h"
+
+namespace kvtier::client {
+namespace {
+
+/// More than any model has.
+constexpr uint32_t kMaxQueryHeads = 4096;
+
+Status Torn() {
+  return Status(Code::kStale, "the slot was given away while it was read");
+}
+
+Status Invalid(const char* what) {
+  return Status(Code::kInvalidArgument, std::string("attention: ") + what);
+}
+
+/// What the sums over blocks grow in. V stays in the form that a block's codec leaves it in, and is brought
+/// into one form once, at the end.
+class Sums {
+ public:
+  explicit Sums(const Attention& attention, uint32_t v_dim)
+      : heads_(attention.query.query_heads),
+        v_dim_(v_dim),
+        part_(heads_, v_dim),
+        rotated_(heads_, v_dim),
+        plain_(attention.out) {
+    std::fill_n(plain_.o, size_t{heads_} * v_dim, 0.0f);
+    std::fill_n(plain_.m, heads_, -INFINITY);
+    std::fill_n(plain_.l, heads_, 0.0f);
+  }
+  AttentionPartial part() { return part_.View(); }
+  void AddPart(VForm form) {
+    MergeAttentionSimd(part(), heads_, v_dim_, form == VForm::kRotated ? rotated_.View() : plain_);
+  }
+  void Finish() {
+    for (uint32_t head = 0; head < heads_; ++head) RotateV(rotated_.View().o + size_t{head} * v_dim_, v_dim_);
+    MergeAttentionSimd(rotated_.View(), heads_, v_dim_, plain_);
+  }
+
+ private:
+  uint32_t heads_, v_dim_;
+  OwnedPartial part_, rotated_;
+  AttentionPartial plain_;
+};
+
+struct AttendedBlock {
+  VForm form;
+  float k_error, v_error;  ///< of the layer
+};
+
+Result<AttendedBlock> AttendBlock(Lease& lease, size_t index, const Attention& attention,
+                                  const AttentionPartial& out) {
+  const LeasedBlock& block = lease.blocks[index];
+  KVTIER_TRY(lease.CheckAndRenew(SteadyClock().Now()));
+  // Held until the block is read, so that the mapping stays although the arena may be retired meanwhile.
+  const std::shared_ptr<const Arena> arena = lease.connection->arenas().Find(block.arena);
+  if (arena == nullptr) return Status(Code::kStale, "the arena of the block was given back");
+  KVTIER_ASSIGN(const std::span<const std::byte> bytes, arena->At(block.slot, block.offset, block.bytes));
+  const SlotGuard guard{.arena = *arena, .slot = block.slot, .epoch = block.slot_epoch};
+  std::shared_ptr<CheckedBlock> checked = lease.checked.Find(index, bytes.data());
+  if (checked == nullptr) {
+    const auto tokens = static_cast<uint16_t>(block.info.tokens);
+    const BlockIdentity expected = {.key = KeyOf(block.info.key),
+                                    .name_space = lease.model->name_space,
+                                    .first_position = block.info.position,
+                                    .shape = ShapeOf(lease.model->spec, block.info.position, tokens)};
+    KVTIER_ASSIGN(checked, CheckBlock(bytes, expected, guard));
+    lease.checked.Set(index, checked);
+  }
+  KVTIER_ASSIGN(const VForm form, AttendImage(*checked, attention.layer, attention.query, out, guard));
+  return AttendedBlock{.form = form,
+                       .k_error = checked->image().KError(attention.layer),
+                       .v_error = checked->image().VError(attention.layer)};
+}
+
+/// mass[block] from log sum exp by block and head; blocks that were left out have -infinity.
+void FillMass(std::span<const float> lse, const Attention& attention, std::span<float> mass) {
+  const uint32_t heads = attention.query.query_heads;
+  for (size_t block = 0; block < mass.size(); ++block) {
+    float sum = 0;
+    for (uint32_t head = 0; head < heads; ++head)
+      sum +=
+          AttentionMass(lse[block * heads + head], LogSumExp(attention.out.m[head], attention.out.l[head]));
+    mass[block] = sum / static_cast<float>(heads);
+  }
+}
+
+}  // namespace
+
+Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t layer, const ModelSpec& spec) {
+  if (attention == nullptr || attention->struct_size < sizeof(kvtier_attention))
+    return Invalid("struct_size is not set");
+  if (attention->q == nullptr || attention->o == nullptr || attention->m == nullptr ||
+      attention->l == nullptr)
+    return Invalid("q, o, m or l is NULL");
+  const uint32_t heads = attention->query_heads;
+  if (heads == 0 || heads % spec.kv_heads != 0 || heads > kMaxQueryHeads)
+    return Invalid("query_heads is not a multiple of the model's kv_heads, or too large");
+  if (!std::isfinite(attention->scale)) return Invalid("scale is not finite");
+  if (layer >= spec.layers) return Invalid("layer is outside the model's");
+  Attention checked;
+  checked.query = {.q = attention->q, .query_heads = heads, .scale = attention->scale};
+  checked.out = {.o = attention->o, .m = attention->m, .l = attention->l};
+  checked.mass = attention->mass;
+  checked.layer = static_cast<uint16_t>(layer);
+  return checked;
+}
+
+Result<std::shared_ptr<CheckedBlock>> CheckBlock(std::span<const std::byte> bytes,
+                                                 const BlockIdentity& expected, const SlotGuard& guard) {
+  if (!guard.HoldsBefore()) return Torn();
+  Result<ImageView> image = ParseImage(bytes);
+  // A slot that changes hands can look like anything: that it is stale comes first.
+  if (!guard.HoldsAfter()) return Torn();
+  KVTIER_TRY(image.status());
+  KVTIER_TRY(MatchIdentity(*image, expected));
+  return std::make_shared<CheckedBlock>(std::move(*image));
+}
+
+Result<VForm> AttendImage(CheckedBlock& block, uint16_t layer, const AttentionQuery& query,
+                          const AttentionPartial& out, const SlotGuard& guard) {
+  if (!guard.HoldsBefore()) return Torn();
+  const ImageView& image = block.image();
+  if (!block.IsVerified(layer)) {
+    const Status verified = VerifyLayer(image, layer);
+    if (!guard.HoldsAfter()) return Torn();
+    KVTIER_TRY(verified);
+    block.SetVerified(layer);
+  }
+  const VForm form =
+      image.codec->attend(image.identity.shape, image.table[layer].planes, image.Parts(layer), query, out);
+  if (!guard.HoldsAfter()) return Torn();
+  return form;
+}
+
+void AttendBlocks(Lease& lease, size_t first, const Attention& attention,
+                  std::span<kvtier_block_result> results) {
+  const uint32_t heads = attention.query.query_heads;
+  Sums sums(attention, lease.model->spec.v_dim);
+  std::vector<float> lse(attention.mass != nullptr ? results.size() * heads : 0, -INFINITY);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result<AttendedBlock> attended = AttendBlock(lease, first + i, attention, sums.part());
+    results[i] = {};
+    results[i].code = ToC(attended.status().code());
+    if (!attended.ok()) {
+      Fail(attended.status());
+      continue;
+    }
+    results[i].precision = lease.blocks[first + i].info.precision;
+    results[i].k_error = attended->k_error;
+    results[i].v_error = attended->v_error;
+    const AttentionPartial part = sums.part();
+    for (uint32_t head = 0; head < heads && !lse.empty(); ++head)
+      lse[i * heads + head] = LogSumExp(part.m[head], part.l[head]);
+    sums.AddPart(attended->form);
+  }
+  sums.Finish();
+  if (attention.mass != nullptr) FillMass(lse, attention, {attention.mass, results.size()});
+}
+
+}  // namespace kvtier::client
