@@ -42,7 +42,6 @@ std::string OperationName(const Operation& operation) {
 std::vector<Operation> OperationsOf(const Codec& codec) {
   std::vector<Operation> operations = {{.work = Work::kEncode}};
   for (const Destination destination : kDestinations)
-
     operations.push_back({.work = Work::kDecode, .destination = destination});
   operations.push_back({.work = Work::kVerifiedDecode});
   for (const Codec* to : AllCodecs())
