@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <memory>
 
+#include "kernels/simd/dispatch.h"
 #include "tests/bench/commands.h"
+#include "tests/quality/attend_score.h"
 #include "tests/quality/score.h"
 
 namespace kvtier::bench {
@@ -19,17 +21,22 @@ struct QualityOptions {
 struct FixtureScores {
   std::string fixture;
   std::vector<Score> scores;
+  std::vector<quality::AttendScore> attention;  ///< on codes, one a codec
 };
 
 Result<FixtureScores> ScoresOf(const std::string& folder, const std::string& name) {
   KVTIER_ASSIGN(const Fixture fixture, Fixture::Load(folder + "/" + name));
   const quality::Judge judge(fixture, 1);
-  FixtureScores result = {.fixture = name, .scores = {}};
+  FixtureScores result = {.fixture = name, .scores = {}, .attention = {}};
   for (const auto& methods : {quality::KvtierMethods(), quality::ReferenceMethods()}) {
     for (const quality::Method& method : methods) {
       KVTIER_ASSIGN(Score score, judge.Try(method));
       result.scores.push_back(std::move(score));
     }
+  }
+  for (const Codec* codec : AllCodecs()) {
+    KVTIER_ASSIGN(quality::AttendScore score, quality::ScoreAttend(*codec, fixture, 1));
+    result.attention.push_back(std::move(score));
   }
   return result;
 }
@@ -49,6 +56,16 @@ void PrintTable(const FixtureScores& result) {
       cosine_min = std::min(cosine_min, layer.cosine_min);
     }
     std::printf(" | %8.4f %9.2e %8.4f\n", worst_head, score.CosineDistance(), cosine_min);
+  }
+}
+
+void PrintAttention(const FixtureScores& result) {
+  std::printf("\n%s: attention on codes (%s), blocks of 64 tokens and the newest tokens FP16\n",
+              result.fixture.c_str(), std::string(SimdLevelName(CurrentSimdLevel())).c_str());
+  std::printf("%-16s %12s %12s %12s\n", "codec", "decoded", "on codes", "distance");
+  for (const quality::AttendScore& score : result.attention) {
+    const quality::AttendLayerScore all = score.Overall();
+    std::printf("%-16s %12.6f %12.6f %12.6f\n", score.codec.c_str(), all.decoded, all.attended, all.added);
   }
 }
 
@@ -75,6 +92,18 @@ void PrintJson(const std::vector<FixtureScores>& results) {
       comma = ",";
     }
   }
+  std::printf("], \"attention_on_codes\": [");
+  comma = "";
+  for (const FixtureScores& result : results) {
+    for (const quality::AttendScore& score : result.attention) {
+      const quality::AttendLayerScore all = score.Overall();
+      std::printf(
+          "%s\n  {\"fixture\": \"%s\", \"codec\": \"%s\", \"decoded\": %.6f, \"attended\": %.6f, \"added\": "
+          "%.6f}",
+          comma, result.fixture.c_str(), score.codec.c_str(), all.decoded, all.attended, all.added);
+      comma = ",";
+    }
+  }
   std::printf("]}\n");
 }
 
@@ -91,7 +120,10 @@ int RunQuality(const QualityOptions& options) {
   if (options.json) {
     PrintJson(results);
   } else {
-    for (const FixtureScores& result : results) PrintTable(result);
+    for (const FixtureScores& result : results) {
+      PrintTable(result);
+      PrintAttention(result);
+    }
   }
   return 0;
 }

@@ -1,20 +1,12 @@
+#include "tests/quality/kvtier_methods.h"
+
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/fp8.h"
 #include "kernels/numerics.h"
-#include "tests/quality/cache.h"
-#include "tests/support/blocks.h"
 
 namespace kvtier::quality {
 namespace {
-
-/// One form of a codec.
-struct Form {
-  const Codec* codec;
-  uint16_t tokens;  ///< of a block
-  uint8_t nb;       ///< boosted channels of the plane family
-};
 
 BlockShape ShapeOf(const Form& form, const Fixture& fixture, uint32_t first_token) {
   BlockShape shape = fixture.Shape(form.tokens, first_token == 0 ? 1 : 0, form.nb);
@@ -30,7 +22,36 @@ std::vector<std::byte> E4m3From(const std::vector<std::byte>& halves) {
   return codes;
 }
 
-/// Decoded to FP16, as an engine reads it, into tokens [first_token, ...) of the layers.
+Result<Restored> Restore(const Form& form, const Fixture& fixture) {
+  Restored restored;
+  for (uint32_t layer = 0; layer < fixture.layers(); ++layer)
+    restored.layers.push_back(OriginalLayer(fixture, layer));
+  for (uint32_t token = 0; token < fixture.tokens(); token += form.tokens) {
+    KVTIER_ASSIGN(const OwnedImage owned, EncodeFixtureBlock(form, fixture, token));
+    KVTIER_ASSIGN(const ImageView image, ParseImage(owned.bytes));
+    KVTIER_TRY(VerifyImage(image));
+    DecodeInto(image, token, restored.layers);
+    restored.bytes += owned.bytes.size();
+  }
+  return restored;
+}
+
+std::string NameOf(const Form& form) {
+  std::string name(form.codec->name);
+  if (!IsPlaneFamily(form.codec->id)) return name;
+  name += " T" + std::to_string(form.tokens);
+  return form.codec->id == CodecId::kKv2p ? name + " nb" + std::to_string(form.nb) : name;
+}
+
+}  // namespace
+
+Result<OwnedImage> EncodeFixtureBlock(const Form& form, const Fixture& fixture, uint32_t first_token) {
+  std::vector<std::byte> raw = fixture.RawBlock(first_token, form.tokens);
+  const BlockShape shape = ShapeOf(form, fixture, first_token);
+  if (shape.dtype == DType::kE4m3) raw = E4m3From(raw);
+  return EncodeOwned(*form.codec, MakeIdentity(first_token, shape), raw);
+}
+
 void DecodeInto(const ImageView& image, uint32_t first_token, std::vector<LayerKv>& layers) {
   const BlockShape& shape = image.identity.shape;
   const size_t head_halves = size_t{shape.tokens} * shape.k_dim, plane_halves = shape.kv_heads * head_halves;
@@ -53,32 +74,6 @@ void DecodeInto(const ImageView& image, uint32_t first_token, std::vector<LayerK
     }
   }
 }
-
-Result<Restored> Restore(const Form& form, const Fixture& fixture) {
-  Restored restored;
-  for (uint32_t layer = 0; layer < fixture.layers(); ++layer)
-    restored.layers.push_back(OriginalLayer(fixture, layer));
-  for (uint32_t token = 0; token < fixture.tokens(); token += form.tokens) {
-    std::vector<std::byte> raw = fixture.RawBlock(token, form.tokens);
-    const BlockShape shape = ShapeOf(form, fixture, token);
-    if (shape.dtype == DType::kE4m3) raw = E4m3From(raw);
-    KVTIER_ASSIGN(const OwnedImage owned, EncodeOwned(*form.codec, MakeIdentity(token, shape), raw));
-    KVTIER_ASSIGN(const ImageView image, ParseImage(owned.bytes));
-    KVTIER_TRY(VerifyImage(image));
-    DecodeInto(image, token, restored.layers);
-    restored.bytes += owned.bytes.size();
-  }
-  return restored;
-}
-
-std::string NameOf(const Form& form) {
-  std::string name(form.codec->name);
-  if (!IsPlaneFamily(form.codec->id)) return name;
-  name += " T" + std::to_string(form.tokens);
-  return form.codec->id == CodecId::kKv2p ? name + " nb" + std::to_string(form.nb) : name;
-}
-
-}  // namespace
 
 LayerKv OriginalLayer(const Fixture& fixture, uint32_t layer) {
   LayerKv kv = {

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "kernels/numerics.h"
+#include "kernels/simd/dispatch.h"
+#include "tests/quality/attend_score.h"
 #include "tests/quality/score.h"
 #include "tests/support/blocks.h"
 #include "tests/support/paths.h"
@@ -174,6 +176,38 @@ TEST(QualityTableTest, ReferencesTakeTheBitsOfTheirDefinitions) {
   EXPECT_NEAR(bench.Of("INT4 per token").bits_per_element, 4.5 + 11.5 * sink, 0.001);
   EXPECT_EQ(bench.Of("q8_0").bits_per_element, 8.5);
   EXPECT_EQ(bench.Of("q4_0 rotated").bits_per_element, 4.5);
+}
+
+/// Limits the level for its life.
+class LevelScope {
+ public:
+  explicit LevelScope(SimdLevel level) { LimitSimd(level); }
+  LevelScope(const LevelScope&) = delete;
+  LevelScope& operator=(const LevelScope&) = delete;
+  ~LevelScope() { LimitSimd(before_); }
+
+ private:
+  SimdLevel before_ = CurrentSimdLevel();
+};
+
+// Integer dot products quantize the query and the probabilities: an error of its own, small beside the
+// format's.
+TEST(QualityTableTest, S11_AttentionOnCodesAddsLittleToTheErrorOfTheFormat) {
+  for (const char* name : kFixtures) {
+    const Fixture fixture = Load(name);
+    for (const SimdLevel level : AvailableSimdLevels()) {
+      const LevelScope scope(level);
+      for (const Codec* codec : AllCodecs()) {
+        const Result<AttendScore> score = ScoreAttend(*codec, fixture, 4 * kQueryStep);
+        ASSERT_TRUE(score.ok()) << score.status().ToString();
+        const AttendLayerScore all = score->Overall();
+        EXPECT_LE(all.attended, 1.07 * all.decoded + 1e-5)
+            << name << " " << codec->name << " " << SimdLevelName(level);
+        EXPECT_LE(all.added, 0.25 * all.decoded + 1e-5)
+            << name << " " << codec->name << " " << SimdLevelName(level);
+      }
+    }
+  }
 }
 
 /// Relative errors of a decoded layer of FP16 values.

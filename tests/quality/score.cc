@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/numerics.h"
+#include "tiers/base/check.h"
 
 namespace kvtier::quality {
 namespace {
@@ -26,7 +27,9 @@ struct Difference {
   }
 };
 
-double RelativeError(const std::vector<float>& right, const std::vector<float>& tried) {
+template <typename T>
+double RelativeErrorOf(const std::vector<T>& right, const std::vector<T>& tried) {
+  KVTIER_CHECK(right.size() == tried.size());
   Difference difference;
   for (size_t i = 0; i < right.size(); ++i) difference.Add(right[i], tried[i]);
   return difference.Relative();
@@ -83,24 +86,18 @@ double Score::CosineDistance() const {
   return sum / static_cast<double>(layers.size());
 }
 
-Judge::Judge(const Fixture& fixture, uint32_t query_step) : fixture_(fixture), query_step_(query_step) {
-  for (uint32_t layer = 0; layer < fixture.layers(); ++layer) {
-    originals_.push_back(OriginalLayer(fixture, layer));
-    outputs_.push_back(Attend(layer, originals_.back()));
-  }
-}
-
-std::vector<double> Judge::Attend(uint32_t layer, const LayerKv& kv) const {
-  const uint32_t queries = fixture_.tokens() - fixture_.first_query_token();
-  const uint32_t query_group = fixture_.query_heads() / kv.heads;
+std::vector<double> AttentionOutputs(const Fixture& fixture, uint32_t layer, const LayerKv& kv,
+                                     uint32_t query_step) {
+  const uint32_t queries = fixture.tokens() - fixture.first_query_token();
+  const uint32_t query_group = fixture.query_heads() / kv.heads;
   std::vector<double> outputs;
   for (uint32_t head = 0; head < kv.heads; ++head) {
     const std::vector<double> channels = ChannelsFirst(kv, head);
     for (uint32_t q_head = head * query_group; q_head < (head + 1) * query_group; ++q_head) {
-      for (uint32_t i = 0; i < queries; i += query_step_) {
+      for (uint32_t i = 0; i < queries; i += query_step) {
         outputs.resize(outputs.size() + kv.dim);
-        const uint16_t* q = fixture_.Q(layer) + (size_t{q_head} * queries + i) * kv.dim;
-        AttendOne(q, channels.data(), kv, head, fixture_.first_query_token() + i + 1,
+        const uint16_t* q = fixture.Q(layer) + (size_t{q_head} * queries + i) * kv.dim;
+        AttendOne(q, channels.data(), kv, head, fixture.first_query_token() + i + 1,
                   outputs.data() + outputs.size() - kv.dim);
       }
     }
@@ -108,11 +105,22 @@ std::vector<double> Judge::Attend(uint32_t layer, const LayerKv& kv) const {
   return outputs;
 }
 
+double RelativeError(const std::vector<double>& right, const std::vector<double>& tried) {
+  return RelativeErrorOf(right, tried);
+}
+
+Judge::Judge(const Fixture& fixture, uint32_t query_step) : fixture_(fixture), query_step_(query_step) {
+  for (uint32_t layer = 0; layer < fixture.layers(); ++layer) {
+    originals_.push_back(OriginalLayer(fixture, layer));
+    outputs_.push_back(AttentionOutputs(fixture, layer, originals_.back(), query_step));
+  }
+}
+
 LayerScore Judge::ScoreOf(uint32_t layer, const LayerKv& kv) const {
   const std::vector<double>& right = outputs_[layer];
-  const std::vector<double> tried = Attend(layer, kv);
-  LayerScore score = {.k_error = RelativeError(originals_[layer].k, kv.k),
-                      .v_error = RelativeError(originals_[layer].v, kv.v),
+  const std::vector<double> tried = AttentionOutputs(fixture_, layer, kv, query_step_);
+  LayerScore score = {.k_error = RelativeErrorOf(originals_[layer].k, kv.k),
+                      .v_error = RelativeErrorOf(originals_[layer].v, kv.v),
                       .attention_error = 0,
                       .attention_error_head = 0,
                       .cosine = 0,

@@ -30,16 +30,19 @@ struct Score {
   double CosineDistance() const;
 };
 
-/// Attention outputs of a fixture's queries over all tokens that they see, in double precision, by layer.
-/// `query_step`: every how many queries. Threads: any, once made.
+/// Attention outputs of one layer's queries over all tokens that they see, [query_heads][queries][dim], in
+/// double precision. `query_step`: every how many queries.
+std::vector<double> AttentionOutputs(const Fixture& fixture, uint32_t layer, const LayerKv& kv,
+                                     uint32_t query_step);
+double RelativeError(const std::vector<double>& right, const std::vector<double>& tried);
+
+/// Knows the right outputs of a fixture. Threads: any, once made.
 class Judge {
  public:
   Judge(const Fixture& fixture, uint32_t query_step);
   Result<Score> Try(const Method& method) const;
 
  private:
-  /// [query_heads][queries][dim]
-  std::vector<double> Attend(uint32_t layer, const LayerKv& kv) const;
   LayerScore ScoreOf(uint32_t layer, const LayerKv& kv) const;
 
   const Fixture& fixture_;
