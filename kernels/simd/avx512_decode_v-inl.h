@@ -163,6 +163,7 @@ void DecodeV(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, c
 
   StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.V(head), targets.token_offset);
   uint32_t token = slots.first_token();
+  if (token >= slots.tokens()) return;  // all rows are raw
   PackedCodes codes = read(token);
   HalfRotated half_rotated;
   if constexpr (kForm == VForm::kPlain) half_rotated = RotateSixteens(codes);
