@@ -84,7 +84,7 @@ Status Fetch(Lease& lease, size_t first, size_t count, LayerRange layers, const 
              std::span<kvtier_block_result> results) {
   const LeasedBlock& last = lease.blocks[first + count - 1];
   const uint64_t tokens = last.info.position + last.info.tokens - lease.blocks[first].info.position;
-  KVTIER_ASSIGN(const View view, View::Check(destination, lease.model->spec.layers, tokens));
+  KVTIER_ASSIGN(const View view, View::CheckDestination(destination, lease.model->spec, tokens));
   FetchBlocks(lease, first, layers, view, results);
   return FirstFailure(first, results, " was not fetched");
 }
@@ -280,9 +280,7 @@ kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kv
     KVTIER_ASSIGN(const PutOptions checked_options, CheckPutOptions(given));
     KVTIER_ASSIGN(const Query query, CheckQuery(*handle.model, blocks));
     KVTIER_ASSIGN(const View view,
-                  View::Check(source, handle.model->spec.layers, TokensOf(blocks->refs, blocks->count)));
-    if (view.dtype() != handle.model->spec.dtype)
-      return Status(Code::kInvalidArgument, "view: dtype is not the model's");
+                  View::CheckSource(source, handle.model->spec, TokensOf(blocks->refs, blocks->count)));
     return Put(*handle.client, handle.model, query, view, checked_options,
                handle.client->Deadline(given.timeout_ms), *ticket);
   });

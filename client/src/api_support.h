@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <new>
 
@@ -21,14 +24,22 @@ kvtier_code Guard(Body&& body) {
   }
 }
 
-/// A caller's struct of this version or a later one, whose new fields are at the end; NULL means all
-/// defaults.
+/// Bytes of a struct in the first version of the library that had it. What came later is at its end, and
+/// zero where the caller was built before.
+template <typename T>
+inline constexpr size_t kFirstVersionBytes = sizeof(T);
+template <>
+inline constexpr size_t kFirstVersionBytes<kvtier_model_spec> = offsetof(kvtier_model_spec, k_scales);
+
+/// A caller's struct of any version; NULL means all defaults.
 template <typename T>
 Result<T> OptionsOf(const T* options) {
-  if (options == nullptr) return T{};
-  if (options->struct_size < sizeof(T))
+  T known{};
+  if (options == nullptr) return known;
+  if (options->struct_size < kFirstVersionBytes<T>)
     return Status(Code::kInvalidArgument, "options: struct_size is not set");
-  return *options;
+  std::memcpy(&known, options, std::min<size_t>(options->struct_size, sizeof(T)));
+  return known;
 }
 
 }  // namespace kvtier::client

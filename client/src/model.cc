@@ -54,6 +54,8 @@ Result<ModelSpec> ParseSpec(const v1::ModelSpec& wire) {
   spec.boost_channels =
       wire.has_boost_channels() ? static_cast<uint8_t>(wire.boost_channels()) : DefaultBoost(wire.k_dim());
   spec.floor = static_cast<Precision>(wire.floor());
+  spec.k_scales.assign(wire.k_scales().begin(), wire.k_scales().end());
+  spec.v_scales.assign(wire.v_scales().begin(), wire.v_scales().end());
   KVTIER_TRY(ValidateModelSpec(spec));
   return spec;
 }
@@ -86,6 +88,10 @@ Result<v1::ModelSpec> SpecToWire(const kvtier_model_spec& spec) {
   wire.set_first_raw_rows(spec.first_raw_rows == 0 ? 1 : spec.first_raw_rows);
   if (spec.boost_channels >= 0) wire.set_boost_channels(static_cast<uint32_t>(spec.boost_channels));
   wire.set_floor(static_cast<v1::Precision>(spec.floor));
+  // How long the lists are shows only in `layers`: it is checked before they are read.
+  KVTIER_TRY(ParseSpec(wire).status());
+  if (spec.k_scales != nullptr) wire.mutable_k_scales()->Assign(spec.k_scales, spec.k_scales + spec.layers);
+  if (spec.v_scales != nullptr) wire.mutable_v_scales()->Assign(spec.v_scales, spec.v_scales + spec.layers);
   KVTIER_TRY(ParseSpec(wire).status());
   return wire;
 }

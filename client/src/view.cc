@@ -1,12 +1,13 @@
 #include "client/src/view.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <limits>
 #include <string>
 
 namespace kvtier::client {
 namespace {
-
-constexpr int64_t kElementBytes = 2;
 
 Status Invalid(const char* what) {
   return Status(Code::kInvalidArgument, std::string("view: ") + what);
@@ -25,35 +26,53 @@ Status CheckPages(const kvtier_view& view, uint64_t tokens) {
 
 }  // namespace
 
-Result<View> View::Check(const kvtier_view* view, uint16_t layers, uint64_t tokens) {
-  if (view == nullptr || view->struct_size < sizeof(kvtier_view)) return Invalid("struct_size is not set");
-  if (view->bases == nullptr) return Invalid("bases is NULL");
-  if (view->n_bases != 1 && view->n_bases != layers)
+Result<View> View::Check(const kvtier_view* given, const ModelSpec& spec, uint64_t tokens) {
+  // The first version of the struct ended before its flags.
+  if (given == nullptr || given->struct_size < offsetof(kvtier_view, flags))
+    return Invalid("struct_size is not set");
+  kvtier_view view{};
+  std::memcpy(&view, given, std::min<size_t>(given->struct_size, sizeof(view)));
+  if (view.bases == nullptr) return Invalid("bases is NULL");
+  if (view.n_bases != 1 && view.n_bases != spec.layers)
     return Invalid("n_bases is neither 1 nor the number of layers");
-  for (size_t i = 0; i < view->n_bases; ++i) {
-    if (view->bases[i] == nullptr) return Invalid("a base is NULL");
+  for (size_t i = 0; i < view.n_bases; ++i) {
+    if (view.bases[i] == nullptr) return Invalid("a base is NULL");
   }
-  if (view->dtype != KVTIER_FP16 && view->dtype != KVTIER_BF16) return Invalid("dtype is unknown");
+  if (view.dtype < KVTIER_FP16 || view.dtype > KVTIER_FP32) return Invalid("dtype is unknown");
+  if ((view.flags & ~uint64_t{KVTIER_VIEW_ROTATED_V}) != 0) return Invalid("a flag is unknown");
   if (tokens > std::numeric_limits<uint32_t>::max()) return Invalid("it holds too many tokens");
-  KVTIER_TRY(CheckPages(*view, tokens));
-  return View(view);
+  KVTIER_TRY(CheckPages(view, tokens));
+  return View(view, spec);
+}
+
+Result<View> View::CheckDestination(const kvtier_view* view, const ModelSpec& spec, uint64_t tokens) {
+  return Check(view, spec, tokens);
+}
+
+Result<View> View::CheckSource(const kvtier_view* view, const ModelSpec& spec, uint64_t tokens) {
+  KVTIER_ASSIGN(const View checked, Check(view, spec, tokens));
+  if (checked.dtype() != spec.dtype) return Invalid("dtype is not the model's");
+  if (checked.view_.flags != 0) return Invalid("a source has no flags: V is put as the model has it");
+  return checked;
 }
 
 KvLayerView View::Layer(uint16_t layer, uint32_t first_token) const {
-  const bool one_base = view_->n_bases == 1;
-  auto* base = static_cast<std::byte*>(view_->bases[one_base ? 0 : layer]);
-  if (one_base) base += layer * view_->layer_stride;
+  const bool one_base = view_.n_bases == 1;
+  auto* base = static_cast<std::byte*>(view_.bases[one_base ? 0 : layer]);
+  if (one_base) base += layer * view_.layer_stride;
   KvLayerView out;
   out.k = base;
-  out.v = base + view_->v_offset;
-  out.head_stride = view_->head_stride;
-  out.token_stride = view_->token_stride;
-  out.channel_stride = view_->channel_stride == 0 ? kElementBytes : view_->channel_stride;
-  out.page_table = view_->page_table;
-  out.page_tokens = view_->page_tokens;
-  out.page_stride = view_->page_stride;
+  out.v = base + view_.v_offset;
+  out.head_stride = view_.head_stride;
+  out.token_stride = view_.token_stride;
+  out.channel_stride = view_.channel_stride == 0 ? DTypeBytes(dtype()) : view_.channel_stride;
+  out.page_table = view_.page_table;
+  out.page_tokens = view_.page_tokens;
+  out.page_stride = view_.page_stride;
   out.first_token = first_token;
   out.dtype = dtype();
+  out.scales = ScalesOf(*spec_, layer);
+  out.v_form = (view_.flags & KVTIER_VIEW_ROTATED_V) != 0 ? VForm::kRotated : VForm::kPlain;
   return out;
 }
 

@@ -54,9 +54,15 @@ Status CheckLeaseTtl(uint32_t ttl_ms, uint32_t max_ttl_ms) {
 }
 
 Result<CodecId> ParseCodec(std::string_view name) {
-  if (const Codec* codec = FindCodec(name)) return codec->id;
+  const Codec* named = FindCodec(name);
+  if (named != nullptr && named->id == CodecId::kRaw8) {
+    return Invalid("raw8 is not for tiers: a tier of raw16 or kv8 keeps FP8 blocks as the engine gave them");
+  }
+  if (named != nullptr) return named->id;
   std::string known;
-  for (const Codec* codec : AllCodecs()) known += (known.empty() ? "" : ", ") + std::string(codec->name);
+  for (const Codec* codec : AllCodecs()) {
+    if (codec->id != CodecId::kRaw8) known += (known.empty() ? "" : ", ") + std::string(codec->name);
+  }
   return Invalid("unknown codec " + Quoted(name) + " (known: " + known + ")");
 }
 

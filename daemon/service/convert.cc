@@ -140,6 +140,8 @@ Result<ModelSpec> ParseSpec(const v1::ModelSpec& spec, uint64_t max_block_bytes)
   if (spec.has_boost_channels())
     KVTIER_TRY(Narrow(spec.boost_channels(), "boost_channels", parsed.boost_channels));
   KVTIER_ASSIGN(parsed.floor, ParsePrecision(spec.floor()));
+  parsed.k_scales.assign(spec.k_scales().begin(), spec.k_scales().end());
+  parsed.v_scales.assign(spec.v_scales().begin(), spec.v_scales().end());
   KVTIER_TRY(ValidateModelSpec(parsed));
   const uint64_t bytes = RawBlockBytes(ShapeOf(parsed, 0, static_cast<uint16_t>(parsed.tokens_per_block)));
   if (bytes > max_block_bytes) {
@@ -185,6 +187,8 @@ void FillSpec(const ModelSpec& spec, v1::ModelSpec& out) {
   out.set_first_raw_rows(spec.first_raw_rows);
   out.set_boost_channels(spec.boost_channels);
   out.set_floor(static_cast<v1::Precision>(spec.floor));
+  out.mutable_k_scales()->Assign(spec.k_scales.begin(), spec.k_scales.end());
+  out.mutable_v_scales()->Assign(spec.v_scales.begin(), spec.v_scales.end());
 }
 
 void Fill(const RegisteredModel& model, v1::RegisterModelReply& out) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 
@@ -11,6 +12,12 @@
 
 namespace kvtier::client {
 namespace {
+
+ModelSpec SpecOf(const BlockShape& shape) {
+  ModelSpec spec;
+  spec.layers = shape.layers;
+  return spec;
+}
 
 /// Two slots of a real arena; slot 0 holds a block.
 class DecodeImageTest : public testing::Test {
@@ -44,23 +51,27 @@ class DecodeImageTest : public testing::Test {
     image_bytes_ = image->bytes.size();
     std::memcpy(Slot(epoch).data(), image->bytes.data(), image_bytes_);
   }
-  /// Contiguous as RawLayerBytes lays it out.
-  View Contiguous(std::vector<std::byte>& out) {
+  /// K and V of all layers one after the other, in fp16.
+  kvtier_view ViewOf(std::vector<std::byte>& out) {
     bases_[0] = out.data();
-    view_ = {};
-    view_.struct_size = sizeof(view_);
-    view_.bases = bases_;
-    view_.n_bases = 1;
-    view_.layer_stride = static_cast<int64_t>(RawLayerBytes(identity_.shape));
-    view_.v_offset = view_.layer_stride / 2;
-    view_.head_stride = 64 * 64 * 2;
-    view_.token_stride = 64 * 2;
-    view_.dtype = KVTIER_FP16;
-    return std::move(View::Check(&view_, identity_.shape.layers, 64)).value();
+    kvtier_view view{};
+    view.struct_size = sizeof(view);
+    view.bases = bases_;
+    view.n_bases = 1;
+    view.head_stride = 64 * 64 * 2;
+    view.token_stride = 64 * 2;
+    view.v_offset = identity_.shape.kv_heads * view.head_stride;
+    view.layer_stride = 2 * view.v_offset;
+    view.dtype = KVTIER_FP16;
+    return view;
   }
   Result<DecodedErrors> Decode(std::vector<std::byte>& out, LayerRange layers = {.first = 0, .count = 3},
                                uint64_t epoch = 1) {
-    const View view = Contiguous(out);
+    return DecodeInto(ViewOf(out), layers, epoch);
+  }
+  Result<DecodedErrors> DecodeInto(const kvtier_view& destination,
+                                   LayerRange layers = {.first = 0, .count = 3}, uint64_t epoch = 1) {
+    const View view = View::CheckDestination(&destination, spec_, 64).value();
     return DecodeImage(arena_->At(0, ArenaHeaderBytes(2), image_bytes_).value(), identity_, layers, view, 0,
                        {.arena = *arena_, .slot = 0, .epoch = epoch});
   }
@@ -71,8 +82,8 @@ class DecodeImageTest : public testing::Test {
   ArenaMap map_{[](uint32_t) {}};
   std::shared_ptr<const Arena> arena_;
   uint64_t image_bytes_ = 0;
+  ModelSpec spec_ = SpecOf(identity_.shape);
   void* bases_[1] = {};
-  kvtier_view view_{};
 };
 
 TEST_F(DecodeImageTest, GivesRawBlocksBackBitForBit) {
@@ -142,6 +153,66 @@ TEST_F(DecodeImageTest, RefusesAnImageOfAnotherBlock) {
   identity_ = good;
   identity_.first_position += 64;
   EXPECT_EQ(Decode(out).status().code(), Code::kDataLoss);
+}
+
+TEST_F(DecodeImageTest, S16_AnotherSettingOnTheReadersSideIsRefused) {
+  const std::function<void(BlockIdentity&)> others[] = {
+      [](BlockIdentity& i) { i.shape.nb = 16; }, [](BlockIdentity& i) { i.shape.nraw = 2; },
+      [](BlockIdentity& i) { i.shape.tokens = 32; }, [](BlockIdentity& i) { i.shape.kv_heads = 1; },
+      [](BlockIdentity& i) { i.shape.dtype = DType::kBf16; },
+      // Scales of FP8, rotation and whatever else has no field of its own is in the namespace.
+      [](BlockIdentity& i) { i.name_space.bytes[31] ^= std::byte{1}; }};
+  Store(CodecId::kKv2p);
+  std::vector<std::byte> out(raw_.size());
+  ASSERT_TRUE(Decode(out).ok());
+  const BlockIdentity good = identity_;
+  for (const auto& change : others) {
+    change(identity_);
+    EXPECT_EQ(Decode(out).status().code(), Code::kDataLoss);
+    identity_ = good;
+  }
+}
+
+TEST_F(DecodeImageTest, S16_TheImageSaysWhatCodecItIs) {
+  // The reader asks for no codec: each is read right, within the error that it states.
+  for (const Codec* codec : AllCodecs()) {
+    if (codec->id == CodecId::kRaw8) continue;  // of FP8 models
+    Store(codec->id);
+    std::vector<std::byte> out(raw_.size());
+    const auto errors = Decode(out);
+    ASSERT_TRUE(errors.ok()) << codec->name << ": " << errors.status().ToString();
+    double squares = 0, off = 0;
+    for (size_t at = 0; at < raw_.size(); at += 2) {
+      const double x = Fp32FromFp16(Load16(&raw_[at])), y = Fp32FromFp16(Load16(&out[at]));
+      squares += x * x;
+      off += (x - y) * (x - y);
+    }
+    EXPECT_LE(std::sqrt(off / squares), 1.01f * std::max(errors->k_error, errors->v_error)) << codec->name;
+  }
+}
+
+TEST_F(DecodeImageTest, LeavesFp8AsItIsAndMultipliesItByItsScales) {
+  identity_.shape.dtype = DType::kE4m3;
+  raw_ = RandomRaw(identity_.shape, 3);
+  spec_.dtype = DType::kE4m3;
+  spec_.k_scales = {0.5f, 0.25f, 2};
+  spec_.v_scales = {4, 0.125f, 1};
+  Store(CodecId::kRaw8);
+  std::vector<std::byte> wide(2 * raw_.size()), same(raw_.size());
+  kvtier_view view = ViewOf(wide);
+  ASSERT_TRUE(DecodeInto(view).ok());
+  for (size_t i = 0; i < raw_.size(); ++i) {
+    const size_t layer = i / RawLayerBytes(identity_.shape);
+    const bool is_v = i % RawLayerBytes(identity_.shape) >= RawLayerBytes(identity_.shape) / 2;
+    const Fp8Scales scales = ScalesOf(spec_, layer);
+    const float expected = Fp32FromE4m3(static_cast<uint8_t>(raw_[i])) * (is_v ? scales.v : scales.k);
+    ASSERT_EQ(Fp32FromFp16(Load16(&wide[2 * i])), expected) << i;
+  }
+  bases_[0] = same.data();
+  view.dtype = KVTIER_FP8_E4M3;
+  view.layer_stride /= 2, view.v_offset /= 2, view.head_stride /= 2, view.token_stride /= 2;
+  ASSERT_TRUE(DecodeInto(view).ok());
+  EXPECT_EQ(same, raw_);
 }
 
 }  // namespace

@@ -23,10 +23,17 @@ kvtier_view Simple(void* const* bases) {
   return view;
 }
 
+ModelSpec Spec(uint16_t layers) {
+  ModelSpec spec;
+  spec.layers = layers;
+  return spec;
+}
+
 TEST(View, FindsLayersFromOneBaseOrFromOneEach) {
   void* bases[] = {memory.data(), memory.data() + 2000, memory.data() + 3000};
   kvtier_view view = Simple(bases);
-  KvLayerView layer = View::Check(&view, 3, 10)->Layer(2, 4);
+  const ModelSpec spec = Spec(3);
+  KvLayerView layer = View::CheckDestination(&view, spec, 10)->Layer(2, 4);
   EXPECT_EQ(layer.k, memory.data() + 2000);
   EXPECT_EQ(layer.v, memory.data() + 2500);
   EXPECT_EQ(layer.Row(1, 1), 5 * 256 + 128);
@@ -34,7 +41,7 @@ TEST(View, FindsLayersFromOneBaseOrFromOneEach) {
 
   view.n_bases = 3;
   view.channel_stride = 4;
-  layer = View::Check(&view, 3, 10)->Layer(2, 0);
+  layer = View::CheckDestination(&view, spec, 10)->Layer(2, 0);
   EXPECT_EQ(layer.k, memory.data() + 3000);
   EXPECT_EQ(layer.channel_stride, 4);
 }
@@ -47,7 +54,8 @@ TEST(View, GoesThroughThePageTable) {
   view.n_pages = 3;
   view.page_tokens = 4;
   view.page_stride = 10'000;
-  const KvLayerView layer = View::Check(&view, 1, 12)->Layer(0, 4);
+  const ModelSpec spec = Spec(1);
+  const KvLayerView layer = View::CheckDestination(&view, spec, 12)->Layer(0, 4);
   EXPECT_EQ(layer.Row(0, 0), 20'000);
   EXPECT_EQ(layer.Row(1, 5), 50'000 + 256 + 128);
 }
@@ -58,14 +66,16 @@ TEST(View, RefusesWhatItCannotFollow) {
   const auto refused = [&](void (*change)(kvtier_view&, const int32_t*), uint64_t tokens = 8) {
     kvtier_view view = Simple(bases);
     change(view, pages);
-    return View::Check(&view, 2, tokens).status().code() == Code::kInvalidArgument;
+    return View::CheckDestination(&view, Spec(2), tokens).status().code() == Code::kInvalidArgument;
   };
-  EXPECT_EQ(View::Check(nullptr, 2, 8).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(View::CheckDestination(nullptr, Spec(2), 8).status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.struct_size = 0; }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.bases = nullptr; }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.n_bases = 3; }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.n_bases = 2; })) << "the second base is NULL";
-  EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.dtype = static_cast<kvtier_dtype>(3); }));
+  EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.dtype = static_cast<kvtier_dtype>(6); }));
+  EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.dtype = static_cast<kvtier_dtype>(0); }));
+  EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.flags = 2; }));
   const auto paged = [](kvtier_view& v, const int32_t* table) {
     v.page_table = table;
     v.n_pages = 2;
@@ -75,6 +85,48 @@ TEST(View, RefusesWhatItCannotFollow) {
   EXPECT_TRUE(refused(paged, 8)) << "page -1";
   EXPECT_FALSE(refused(paged, 4));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t* table) { v.page_table = table, v.n_pages = 2; }));
+}
+
+TEST(View, GivesEveryLayerItsTypeScalesAndFormOfV) {
+  void* bases[] = {memory.data()};
+  ModelSpec spec = Spec(2);
+  spec.k_scales = {0.5f, 0.25f};
+  kvtier_view view = Simple(bases);
+  view.dtype = KVTIER_FP8_E5M2;
+  view.flags = KVTIER_VIEW_ROTATED_V;
+  KvLayerView layer = View::CheckDestination(&view, spec, 8)->Layer(1, 0);
+  EXPECT_EQ(layer.dtype, DType::kE5m2);
+  EXPECT_EQ(layer.channel_stride, 1);
+  EXPECT_EQ(layer.scales, (Fp8Scales{.k = 0.25f, .v = 1}));
+  EXPECT_EQ(layer.v_form, VForm::kRotated);
+  view.dtype = KVTIER_FP32;
+  layer = View::CheckDestination(&view, spec, 8)->Layer(1, 0);
+  EXPECT_EQ(layer.channel_stride, 4);
+}
+
+TEST(View, OfASourceHasTheTypeOfTheModelAndNoFlags) {
+  void* bases[] = {memory.data()};
+  const ModelSpec spec = Spec(1);
+  kvtier_view view = Simple(bases);
+  EXPECT_TRUE(View::CheckSource(&view, spec, 8).ok());
+  view.flags = KVTIER_VIEW_ROTATED_V;
+  EXPECT_EQ(View::CheckSource(&view, spec, 8).status().code(), Code::kInvalidArgument);
+  view.flags = 0;
+  for (const kvtier_dtype other : {KVTIER_BF16, KVTIER_FP8_E4M3, KVTIER_FP32}) {
+    view.dtype = other;
+    EXPECT_EQ(View::CheckSource(&view, spec, 8).status().code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(View, OfACallerBuiltBeforeTheFlagsHasNone) {
+  void* bases[] = {memory.data()};
+  const ModelSpec spec = Spec(1);
+  kvtier_view view = Simple(bases);
+  view.struct_size = offsetof(kvtier_view, flags);
+  view.flags = ~uint64_t{0};  // whatever lies behind the caller's struct
+  const Result<View> checked = View::CheckDestination(&view, spec, 8);
+  ASSERT_TRUE(checked.ok()) << checked.status().ToString();
+  EXPECT_EQ(checked->Layer(0, 0).v_form, VForm::kPlain);
 }
 
 }  // namespace

@@ -265,7 +265,27 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Config, NamesTheCodecsThereAre) {
   const std::string error = ErrorOf(Hot("codec = \"mp3\"\n"));
-  EXPECT_EQ(error.find("kvtier.toml:3: [tier.hot] codec: unknown codec \"mp3\" (known: raw16"), 0u) << error;
+  EXPECT_EQ(
+      error.find(
+          "kvtier.toml:3: [tier.hot] codec: unknown codec \"mp3\" (known: raw16, kv8, kv4p, kv42, kv2p)"),
+      0u)
+      << error;
+}
+
+TEST(Config, TakesEightBitsForATierButNotTheEnginesOwnFp8) {
+  const Result<Config> config = Parse(Hot("codec = \"kv8\"\n"));
+  ASSERT_TRUE(config.ok()) << config.status().ToString();
+  EXPECT_EQ(config->tiers[0].codec, CodecId::kKv8);
+  EXPECT_EQ(ErrorOf(Hot("codec = \"raw8\"\n")),
+            "kvtier.toml:3: [tier.hot] codec: raw8 is not for tiers: a tier of raw16 or kv8 keeps FP8 blocks "
+            "as the "
+            "engine gave them");
+}
+
+TEST(Config, RefusesEightBitsBelowATierOfFewer) {
+  const std::string error =
+      ErrorOf(Hot("codec = \"kv4p\"\n[tier.warm]\ncapacity = \"1GiB\"\ncodec = \"kv8\"\n"));
+  EXPECT_EQ(error, "kvtier.toml: tier warm (codec kv8) is more exact than tier hot above it (codec kv4p)");
 }
 
 TEST(Config, SyntaxErrorsHaveALine) {

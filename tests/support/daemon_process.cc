@@ -58,8 +58,10 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
                  const DaemonSettings& settings) {
   std::ofstream out(path);
   out << "[server]\nsocket = \"" << socket << "\"\n";
-  if (settings.hot_bytes > 0)
-    out << "[tier.hot]\nmedium = \"host\"\ncapacity = " << settings.hot_bytes << "\n";
+  if (settings.hot_bytes > 0) {
+    out << "[tier.hot]\nmedium = \"host\"\ncodec = \"" << settings.hot_codec
+        << "\"\ncapacity = " << settings.hot_bytes << "\n";
+  }
   if (settings.warm_bytes > 0) {
     out << "[tier.warm]\nmedium = \"host\"\ncodec = \"kv4p\"\ncapacity = " << settings.warm_bytes << "\n";
   }

@@ -28,6 +28,7 @@ struct DaemonSettings {
   uint64_t hot_bytes = uint64_t{64} << 20;
   uint64_t warm_bytes = 0;
   uint64_t cold_bytes = 0;
+  std::string hot_codec = "raw16";
   std::string more;  ///< sections and keys of kvtier.toml after those of the tiers
 };
 

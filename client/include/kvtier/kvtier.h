@@ -56,7 +56,14 @@ typedef enum kvtier_precision {
   KVTIER_BITS16 = 5
 } kvtier_precision;
 
-typedef enum kvtier_dtype { KVTIER_FP16 = 1, KVTIER_BF16 = 2 } kvtier_dtype;
+/* FP8 as the Open Compute Project defines it: E4M3 without infinities (largest 448), E5M2 (57344). */
+typedef enum kvtier_dtype {
+  KVTIER_FP16 = 1,
+  KVTIER_BF16 = 2,
+  KVTIER_FP8_E4M3 = 3,
+  KVTIER_FP8_E5M2 = 4,
+  KVTIER_FP32 = 5 /* of destinations only */
+} kvtier_dtype;
 typedef enum kvtier_durability { KVTIER_MEMORY = 0, KVTIER_DURABLE = 1 } kvtier_durability;
 
 typedef struct kvtier_client kvtier_client; /* a connection */
@@ -101,6 +108,9 @@ typedef struct kvtier_model_spec {
   uint32_t first_raw_rows;                                       /* FP16 rows at position 0, 1 to 4; 0: 1 */
   int32_t boost_channels;                                        /* boosted K channels at INT2; -1: half */
   kvtier_precision floor;                                        /* lowest precision allowed */
+  /* What a number in FP8 is multiplied by to give K or V, one a layer, finite and positive; NULL: 1. Of the
+   * model's own cache where that is FP8, and of every FP8 destination. */
+  const float *k_scales, *v_scales;
 } kvtier_model_spec;
 
 KVTIER_API kvtier_code kvtier_register_model(kvtier_client* handle, const kvtier_model_spec* spec,
@@ -187,7 +197,12 @@ KVTIER_API kvtier_code kvtier_lease_block(const kvtier_lease* lease, size_t inde
  * all strides in bytes. base(layer) = bases[layer] when n_bases is the number of layers, else bases[0] +
  * layer * layer_stride. Without a page table row(token) = token * token_stride; with one row(token) =
  * page_table[token / page_tokens] * page_stride + (token % page_tokens) * token_stride. `token` counts from
- * the first token of the first block of the call. */
+ * the first token of the first block of the call.
+ * A destination may have any dtype: values are rounded to nearest even; FP8 has value / scale of the model's
+ * layer and ends at its largest number. With KVTIER_VIEW_ROTATED_V every full group of 64 channels of V is
+ * left as H64 v / 8, with the Sylvester matrix H64: cheaper, for engines that apply H64 / 8 to each head's
+ * attention output instead; a last group of fewer channels is plain. */
+#define KVTIER_VIEW_ROTATED_V 1 /* a bit of kvtier_view.flags; destinations only */
 typedef struct kvtier_view {
   uint32_t struct_size;
   void* const* bases;
@@ -199,7 +214,8 @@ typedef struct kvtier_view {
   size_t n_pages;
   uint32_t page_tokens;
   int64_t page_stride;
-  kvtier_dtype dtype;
+  kvtier_dtype dtype; /* of a source: the model's */
+  uint64_t flags;
 } kvtier_view;
 
 typedef struct kvtier_block_result {
