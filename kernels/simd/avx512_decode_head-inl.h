@@ -33,9 +33,9 @@ class HeadRanges {
     if (!has_boost_) return;
     const uint32_t nb = args.shape.nb;
     for (uint32_t i = 0; i < nb; ++i) {
-      const uint32_t first = i / kTileCodes * kTileCodes, quarter = TileCodes(nb, first) / 4;
-      boost_byte_[i] = static_cast<uint8_t>(first / 4 + (i - first) % quarter);
-      boost_field_[i] = static_cast<uint8_t>((i - first) / quarter);
+      const PlaneField from = FieldOf(nb, i);
+      boost_byte_[i] = static_cast<uint8_t>(from.byte);
+      boost_field_[i] = static_cast<uint8_t>(from.field);
     }
   }
 

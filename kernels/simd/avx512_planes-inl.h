@@ -34,6 +34,15 @@ struct RowSteps {
 /// Tiles per row as a constant of the loops: 1, 2 or 4 for even rows, this for all others.
 inline constexpr uint32_t kRagged = 0;
 
+/// Where the two bits of a row's i-th code are, in a row of n codes.
+struct PlaneField {
+  uint32_t byte, field;
+};
+HWY_INLINE PlaneField FieldOf(uint32_t n, uint32_t i) {
+  const uint32_t first = i / kTileCodes * kTileCodes, quarter = TileCodes(n, first) / 4;
+  return {first / 4 + (i - first) % quarter, (i - first) / quarter};
+}
+
 /// Masks the first n bytes of a vector, n <= 64.
 HWY_INLINE __mmask64 FirstBytes(uint32_t n) {
   return _bzhi_u64(~uint64_t{0}, n);
@@ -46,12 +55,10 @@ struct FieldGather {
   alignas(64) uint8_t bit_offset[4][64];
   uint64_t wanted[4];
 
-  /// Which field of which byte becomes element `element` of the tile in `slot`.
-  void Want(uint32_t slot, uint32_t element, uint32_t source_byte, uint32_t source_field) {
-    const uint32_t k = element / kTileBytes, byte = slot * kTileBytes + element % kTileBytes;
-    source[k][byte] = static_cast<uint8_t>(source_byte);
-    bit_offset[k][byte] = static_cast<uint8_t>((8 * (byte % 8) + 2 * source_field - 2 * k) % 64);
-    wanted[k] |= uint64_t{1} << byte;
+  void Want(uint32_t byte, uint32_t field, uint32_t source_byte, uint32_t source_field) {
+    source[field][byte] = static_cast<uint8_t>(source_byte);
+    bit_offset[field][byte] = static_cast<uint8_t>((8 * (byte % 8) + 2 * source_field - 2 * field) % 64);
+    wanted[field] |= uint64_t{1} << byte;
   }
 
   HWY_INLINE __m512i operator()(__m512i bytes) const {
@@ -84,10 +91,10 @@ class PlaneReader {
     gather_ = {};
     for (uint32_t row = 0; row < steps.rows; ++row) {
       for (uint32_t channel = 0; channel < steps.dim; ++channel) {
-        const uint32_t tile = channel / kTileCodes, element = channel % kTileCodes;
-        const uint32_t quarter = TileCodes(steps.dim, tile * kTileCodes) / 4;
-        gather_.Want(row * steps.tiles + tile, element,
-                     row * row_bytes + tile * kTileBytes + element % quarter, element / quarter);
+        const uint32_t slot = row * steps.tiles + channel / kTileCodes, element = channel % kTileCodes;
+        const PlaneField from = FieldOf(steps.dim, channel);
+        gather_.Want(slot * kTileBytes + element % kTileBytes, element / kTileBytes,
+                     row * row_bytes + from.byte, from.field);
       }
     }
   }
