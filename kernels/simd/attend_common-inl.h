@@ -13,6 +13,8 @@
 
 #include "kernels/attend.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -156,5 +158,7 @@ HWY_INLINE void ForEachChunk(const BlockShape& shape, uint32_t query_heads, uint
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

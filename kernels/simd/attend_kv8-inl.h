@@ -13,6 +13,8 @@
 #include "kernels/attend_kv8.h"
 #include "kernels/simd/attend_rows-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -92,5 +94,7 @@ HWY_INLINE void AttendKv8Chunk(const AttendKv8Args& args, uint32_t first_query, 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

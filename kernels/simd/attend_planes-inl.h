@@ -16,6 +16,8 @@
 #include "kernels/simd/dot_codes-inl.h"
 #include "kernels/simd/transpose_codes-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -260,5 +262,7 @@ HWY_NOINLINE inline void AttendChunk(const AttendPlanesArgs& args, uint32_t firs
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

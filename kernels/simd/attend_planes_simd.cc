@@ -10,10 +10,8 @@
 
 #include <hwy/highway.h>
 
-#include "kernels/team.h"
-#if HWY_TARGET != HWY_SCALAR
 #include "kernels/simd/attend_planes-inl.h"
-#endif
+#include "kernels/team.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {

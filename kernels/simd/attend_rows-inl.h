@@ -14,6 +14,8 @@
 #include "kernels/attend_rows.h"
 #include "kernels/simd/attend_common-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -225,5 +227,7 @@ HWY_INLINE void AttendRowsChunk(const AttendRowsArgs& args, uint32_t first_query
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

@@ -10,11 +10,9 @@
 
 #include <hwy/highway.h>
 
-#include "kernels/team.h"
-#if HWY_TARGET != HWY_SCALAR
 #include "kernels/simd/attend_kv8-inl.h"
 #include "kernels/simd/attend_rows-inl.h"
-#endif
+#include "kernels/team.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -51,5 +53,7 @@ HWY_INLINE VI32 DotBytes(VI32 sum, VI32 a, VI32 b) {
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

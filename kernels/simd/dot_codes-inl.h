@@ -15,6 +15,8 @@
 #include "kernels/simd/dot_bytes-inl.h"
 #include "kernels/simd/transpose_codes-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -231,5 +233,7 @@ HWY_INLINE void SumTile(const TileInputs& in, const TileOutputs& out, Prefetcher
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

@@ -13,6 +13,8 @@
 
 #include "kernels/simd/attend_common-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier {
 namespace HWY_NAMESPACE {
@@ -163,5 +165,7 @@ HWY_INLINE void TransposeTokens(const uint8_t* rows, uint32_t codes, uint32_t to
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtier
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif
