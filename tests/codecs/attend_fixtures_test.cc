@@ -154,7 +154,9 @@ void Judge(const Outputs& outputs, const Codec& codec, SimdLevel level, bool is_
   EXPECT_LE(error, RelativeDistance(outputs.decoded, outputs.original) * 1.03 + 3e-5);
   EXPECT_LE(RelativeDistance(attended, outputs.decoded), is_integer ? 0.018 : is_biased ? 3e-5 : 1e-5);
   // The identities leave the decoder's last rounding out.
-  if (!is_integer) EXPECT_LE(RelativeDistance(attended, outputs.fp16), is_biased ? 1e-2 : 1e-3);
+  if (!is_integer) {
+    EXPECT_LE(RelativeDistance(attended, outputs.fp16), is_biased ? 1e-2 : 1e-3);
+  }
 }
 
 TEST_P(S11_AttendFixtures, OutputsStayWithinTheErrorOfTheCodec) {
