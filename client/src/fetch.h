@@ -35,6 +35,6 @@ struct SlotGuard {
 };
 Result<DecodedErrors> DecodeImage(std::span<const std::byte> bytes, const BlockIdentity& expected,
                                   LayerRange layers, const View& destination, uint32_t first_token,
-                                  const SlotGuard& guard);
+                                  const SlotGuard& guard, Stores stores = Stores::kCached);
 
 }  // namespace kvtier::client

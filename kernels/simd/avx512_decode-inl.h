@@ -38,27 +38,18 @@ LayerDecoders DecodersInto(const RowSteps& k_steps, const RowSteps& v_steps, VFo
                                        : VDecoder<Sink, VForm::kPlain>(v_steps)};
 }
 
-template <Stores kStores>
-LayerDecoders DecodersOf(const KvLayerView& out, const RowSteps& k_steps, const RowSteps& v_steps) {
-  switch (out.dtype) {
-    case DType::kBf16:
-      return DecodersInto<Sink<DType::kBf16, kStores>>(k_steps, v_steps, out.v_form);
-    case DType::kFp32:
-      return DecodersInto<Sink<DType::kFp32, kStores>>(k_steps, v_steps, out.v_form);
-    default:
-      return DecodersInto<Sink<DType::kFp16, kStores>>(k_steps, v_steps, out.v_form);
-  }
-}
-
 /// One layer into rows of neighbouring channels.
-inline void DecodeLayer(const DequantizeArgs& args) {
+template <DType dtype>
+void DecodeLayer(const DequantizeArgs& args) {
   const simd::RowTargets targets(args);
   const RowSteps k_steps(args.shape.k_dim), v_steps(args.shape.v_dim);
   const PlaneReader k_reader(k_steps), v_reader(v_steps);
   HeadRanges ranges(args, k_steps);
   const bool streams = args.out.stores == Stores::kStreaming && targets.AreAligned(args.shape);
-  const LayerDecoders decoders = streams ? DecodersOf<Stores::kStreaming>(args.out, k_steps, v_steps)
-                                         : DecodersOf<Stores::kCached>(args.out, k_steps, v_steps);
+  const VForm form = args.out.v_form;
+  const LayerDecoders decoders = streams
+                                     ? DecodersInto<Sink<dtype, Stores::kStreaming>>(k_steps, v_steps, form)
+                                     : DecodersInto<Sink<dtype, Stores::kCached>>(k_steps, v_steps, form);
   for (uint32_t head = 0; head < args.shape.kv_heads; ++head) {
     if (ranges.Load(head)) {
       simd::DecodeRawRows(args, head, targets);

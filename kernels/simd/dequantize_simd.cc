@@ -9,23 +9,52 @@
 
 #include <hwy/highway.h>
 
-#include "kernels/simd/avx512_decode-inl.h"
 #include "kernels/team.h"
+#if HWY_TARGET == HWY_AVX3_DL
+#include "kernels/simd/avx512_decode-inl.h"
+#elif HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#include "kernels/simd/decode_rows-inl.h"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
+void DequantizePortably(const DequantizeArgs& args) {
+  LaunchSerial(DequantizeLaunch(args.shape), [&](const SerialTeam& team) { Dequantize(team, args); });
+}
+
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
 void DequantizeLayer(const DequantizeArgs& args) {
-  const auto portable = [&](const SerialTeam& team) { Dequantize(team, args); };
+  DequantizePortably(args);
+}
+#else
+template <DType dtype>
+void DecodeRowsOf(const DequantizeArgs& args) {
 #if HWY_TARGET == HWY_AVX3_DL
-  const bool is_fp8 = IsFp8(args.out.dtype);
-  if (!is_fp8 && args.out.channel_stride == DTypeBytes(args.out.dtype)) {
-    DecodeLayer(args);
+  DecodeLayer<dtype>(args);
+#else
+  DecodeLayerByRows<dtype>(args);
+#endif
+}
+
+void DequantizeLayer(const DequantizeArgs& args) {
+  if (args.out.channel_stride != DTypeBytes(args.out.dtype)) {
+    DequantizePortably(args);
     return;
   }
-#endif
-  LaunchSerial(DequantizeLaunch(args.shape), portable);
+  switch (args.out.dtype) {
+    case DType::kFp16:
+      return DecodeRowsOf<DType::kFp16>(args);
+    case DType::kBf16:
+      return DecodeRowsOf<DType::kBf16>(args);
+    case DType::kFp32:
+      return DecodeRowsOf<DType::kFp32>(args);
+    case DType::kE4m3:
+    case DType::kE5m2:
+      return DequantizePortably(args);
+  }
 }
+#endif
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
