@@ -15,7 +15,7 @@ namespace kvtier {
 namespace {
 
 constexpr uint32_t kContext = 448;   // tokens 0 .. 447: before the first query
-constexpr uint32_t kQueryStep = 21;  // a few of the queries, for speed
+constexpr uint32_t kQueryStep = 13;  // a few of the queries, for speed
 
 /// One layer of a fixture as blocks of 128 tokens, the last one of 64.
 struct Context {
