@@ -129,6 +129,15 @@ def test_a_kernel_that_fits_passes():
     assert list(registers.problems(found)) == []
 
 
+def test_a_spill_in_a_function_that_is_not_inlined_fails():
+    log = ptxas_log(0) + """ptxas info    : Function properties for _ZN6kvtier8internal4RareEPKf
+    0 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+"""
+    found = list(registers.usages(log))
+    assert found[-1] == ("Rare", 100, 0, 0, 8)
+    assert "Rare spills registers on sm_100" in list(registers.problems(found))
+
+
 def test_a_spill_a_missing_architecture_and_an_empty_log_fail():
     assert len(list(registers.problems(list(registers.usages(ptxas_log(8)))))) == 3
     assert len(list(registers.problems(list(registers.usages(ptxas_log(0, [80, 90])))))) == 1

@@ -20,29 +20,35 @@ FLAGS = ["-std=c++20", "-O2", "-fmad=false", "--expt-relaxed-constexpr", "--thre
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
-NAME = re.compile(r"_ZN6kvtier(\d+)(\w+)")
+FUNCTION = re.compile(r"Function properties for (\w+)")
 BODY = re.compile(r"template <Team T>\nKVTIER_HD void \w+\(const T& team, const \w+Args& args\)")
 
 Usage = collections.namedtuple("Usage", "kernel architecture registers stack_bytes spill_bytes")
 
 
-def kernel_name(symbol):
-    """`Kernel` of _ZN6kvtier6KernelE..."""
-    match = NAME.match(symbol)
-    return match.group(2)[:int(match.group(1))] if match else symbol
+def short_name(symbol):
+    """`Kernel` of _ZN6kvtier8internal6KernelE..."""
+    name, rest = symbol, symbol.removeprefix("_ZN")
+    while match := re.match(r"(\d+)", rest):
+        begin, length = match.end(), int(match.group(1))
+        name, rest = rest[begin:begin + length], rest[begin + length:]
+    return name
 
 
 def usages(log):
-    """What ptxas says of each kernel, in its order."""
-    symbol = architecture = frame = None
+    """What ptxas says of each kernel, and of each function that is not inlined (which has no registers of its own)."""
+    entry = architecture = function = frame = None
     for line in log.splitlines():
         if match := ENTRY.search(line):
-            symbol, architecture, frame = match.group(1), int(match.group(2)), None
+            entry, architecture = match.group(1), int(match.group(2))
+        elif match := FUNCTION.search(line):
+            function = match.group(1)
         elif match := FRAME.search(line):
             frame = [int(number) for number in match.groups()]
-        elif (match := REGISTERS.search(line)) and symbol and frame:
-            yield Usage(kernel_name(symbol), architecture, int(match.group(1)), frame[0], frame[1] + frame[2])
-            symbol = None
+            if function != entry:
+                yield Usage(short_name(function), architecture, 0, frame[0], frame[1] + frame[2])
+        elif match := REGISTERS.search(line):
+            yield Usage(short_name(entry), architecture, int(match.group(1)), frame[0], frame[1] + frame[2])
 
 
 def table(found):
