@@ -31,8 +31,8 @@ std::string OperationName(const Operation& operation) {
       return "encode";
     case Work::kDecode:
       return std::string("decode ") + DestinationName(operation.destination);
-    case Work::kVerifiedDecode:
-      return "verify and decode";
+    case Work::kDecodeAndVerify:
+      return "decode and check";
     case Work::kCut:
       return "to " + std::string(operation.to->name);
   }
@@ -43,7 +43,7 @@ std::vector<Operation> OperationsOf(const Codec& codec) {
   std::vector<Operation> operations = {{.work = Work::kEncode}};
   for (const Destination destination : kDestinations)
     operations.push_back({.work = Work::kDecode, .destination = destination});
-  operations.push_back({.work = Work::kVerifiedDecode});
+  operations.push_back({.work = Work::kDecodeAndVerify});
   for (const Codec* to : AllCodecs())
     if (to != &codec && CanCut(codec.id, to->id)) operations.push_back({.work = Work::kCut, .to = to});
   return operations;
@@ -55,8 +55,8 @@ void RunOnLayer(CodecWork& work, const Operation& operation, uint32_t layer, Sto
       return work.Encode(layer);
     case Work::kDecode:
       return work.Decode(layer, operation.destination, stores);
-    case Work::kVerifiedDecode:
-      return work.VerifyAndDecode(layer, stores);
+    case Work::kDecodeAndVerify:
+      return work.DecodeAndVerify(layer, stores);
     case Work::kCut:
       return work.Cut(layer, *operation.to);
   }
@@ -79,7 +79,7 @@ std::optional<SpeedBound> BoundOf(const Codec& codec, const Operation& operation
       if (codec.id != CodecId::kKv4p) return std::nullopt;
       return operation.to->id == CodecId::kKv42 ? SpeedBound{.ratio = 3, .aim = 4.5}
                                                 : SpeedBound{.ratio = 1.7, .aim = 3};
-    case Work::kVerifiedDecode:
+    case Work::kDecodeAndVerify:
       return std::nullopt;
   }
   return std::nullopt;

@@ -10,7 +10,7 @@
 namespace kvtier::bench {
 
 /// What is done with a layer.
-enum class Work : uint8_t { kEncode, kDecode, kVerifiedDecode, kCut };
+enum class Work : uint8_t { kEncode, kDecode, kDecodeAndVerify, kCut };
 
 struct Operation {
   Work work;

@@ -178,10 +178,10 @@ void CodecWork::Decode(uint32_t layer, Destination destination, Stores stores) {
   codec_->decode(shape_, EncodedPlanes(*codec_, shape_), Encoded(layer), view);
 }
 
-void CodecWork::VerifyAndDecode(uint32_t layer, Stores stores) {
+void CodecWork::DecodeAndVerify(uint32_t layer, Stores stores) {
+  Decode(layer, Destination::kContiguous, stores);
   const ConstLayerParts parts = Encoded(layer);
   for (int region = 0; region < kRegions; ++region) KVTIER_CHECK(Crc32c(parts.part[region]) == crcs_[region]);
-  Decode(layer, Destination::kContiguous, stores);
 }
 
 void CodecWork::Cut(uint32_t layer, const Codec& to) {

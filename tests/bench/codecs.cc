@@ -145,7 +145,7 @@ Status MeasureGroup(const Group& group, const CodecsOptions& options, std::vecto
     FillLine(plan.lines[i], plan.operations[i], times, index, group, work);
     const Operation& operation = plan.operations[i];
     if (operation.work == Work::kDecode && operation.destination == Destination::kContiguous) plain = index;
-    if (operation.work == Work::kVerifiedDecode && plain != 0)
+    if (operation.work == Work::kDecodeAndVerify && plain != 0)
       plan.lines[i].checksum_share = 1 / times.SpeedRatio(index, plain) - 1;
   }
   std::ranges::move(plan.lines, std::back_inserter(lines));
