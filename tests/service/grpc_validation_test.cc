@@ -41,6 +41,19 @@ TEST_F(GrpcServiceTest, S57_MalformedModelsAreRefused) {
   EXPECT_FALSE(RegisterOf(v1::ModelSpec()).ok());
 }
 
+TEST_F(GrpcServiceTest, S57_ScalesThatCannotBeAreRefused) {
+  StartAll();
+  v1::ModelSpec spec = SmallSpec();
+  spec.set_dtype(3);
+  for (uint32_t layer = 0; layer < spec.layers(); ++layer) spec.add_k_scales(0.5f);
+  EXPECT_TRUE(RegisterOf(spec).ok());
+  spec.add_v_scales(-1.0f);
+  EXPECT_EQ(RegisterOf(spec).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  spec.clear_v_scales();
+  spec.add_k_scales(1.0f);  // one more than layers
+  EXPECT_EQ(RegisterOf(spec).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(GrpcServiceTest, S52_ABlockOneByteAboveTheLimitIsATypedError) {
   grpc_options_.limits.block_bytes = kSmallBlockBytes - 1;
   StartAll();
