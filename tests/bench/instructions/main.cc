@@ -1,11 +1,18 @@
 // Runs every codec operation once, each inside kvtier_measured_operation: instructions.py counts the
 // instructions there. Says what it runs, a line each: name, shape, SIMD level, elements; separated by tabs.
 #include <cstdio>
+#include <functional>
 #include <string>
 
 #include "kernels/simd/dispatch.h"
+#include "tests/bench/attention_work.h"
 #include "tests/bench/codec_operations.h"
 #include "tests/bench/codec_work.h"
+
+/// Found by its name, and never inlined: where counting begins and ends.
+extern "C" [[gnu::noinline]] void kvtier_measured_operation(const std::function<void()>& operation) {
+  operation();
+}
 
 namespace kvtier::bench {
 namespace {
@@ -13,25 +20,31 @@ namespace {
 /// A shape of full tiles and groups, and a small one.
 constexpr Shape kShapes[] = {{8, 128, 128}, {3, 64, 64}};
 
-}  // namespace
-
-/// Found by its name, and never inlined: where counting begins and ends.
-extern "C" [[gnu::noinline]] void kvtier_measured_operation(CodecWork& work, const Operation& operation) {
-  RunOnLayer(work, operation, 0, Stores::kCached);
+uint64_t Elements(const Shape& shape) {
+  return uint64_t{2} * shape.heads * shape.tokens * shape.dim;
 }
 
-namespace {
+void Measure(const std::string& name, const Shape& shape, const std::function<void()>& operation) {
+  operation();  // what is done once is done now
+  kvtier_measured_operation(operation);
+  std::printf("%s\t%s\t%s\t%llu\n", name.c_str(), ShapeName(shape).c_str(),
+              std::string(SimdLevelName(CurrentSimdLevel())).c_str(),
+              static_cast<unsigned long long>(Elements(shape)));
+}
 
-Status RunAll(const Codec& codec, const Shape& shape) {
-  const BlockShape layer = LayerShapeOf(codec, shape);
-  const uint64_t elements = uint64_t{layer.kv_heads} * layer.tokens * (layer.k_dim + layer.v_dim);
-  KVTIER_ASSIGN(CodecWork work, CodecWork::Make(codec, layer, 1));
-  for (const Operation& operation : OperationsOf(codec)) {
-    RunOnLayer(work, operation, 0, Stores::kCached);  // what is done once is done now
-    kvtier_measured_operation(work, operation);
-    std::printf("%s %s\t%s\t%s\t%llu\n", std::string(codec.name).c_str(), OperationName(operation).c_str(),
-                ShapeName(shape).c_str(), std::string(SimdLevelName(CurrentSimdLevel())).c_str(),
-                static_cast<unsigned long long>(elements));
+Status MeasureCodec(const Codec& codec) {
+  const std::string name(codec.name);
+  for (const Shape& shape : kShapes) {
+    KVTIER_ASSIGN(CodecWork work, CodecWork::Make(codec, LayerShapeOf(codec, shape), 1));
+    for (const Operation& operation : OperationsOf(codec))
+      Measure(name + " " + OperationName(operation), shape,
+              [&] { RunOnLayer(work, operation, 0, Stores::kCached); });
+  }
+  KVTIER_ASSIGN(const AttentionContext block, AttentionContext::Make(codec, kAttentionShape.tokens));
+  for (const uint32_t group : kQueryGroups) {
+    DecodeStep step(group);
+    Measure(name + " attend, " + std::to_string(group) + " to a head", kAttentionShape,
+            [&] { step.Attend(block); });
   }
   return Status::Ok();
 }
@@ -40,14 +53,10 @@ Status RunAll(const Codec& codec, const Shape& shape) {
 }  // namespace kvtier::bench
 
 int main() {
-  using namespace kvtier;
-  using namespace kvtier::bench;
-  for (const Codec* codec : AllCodecs()) {
-    for (const Shape& shape : kShapes) {
-      if (const Status status = RunAll(*codec, shape); !status.ok()) {
-        std::fprintf(stderr, "%s\n", status.ToString().c_str());
-        return 1;
-      }
+  for (const kvtier::Codec* codec : kvtier::AllCodecs()) {
+    if (const kvtier::Status status = kvtier::bench::MeasureCodec(*codec); !status.ok()) {
+      std::fprintf(stderr, "%s\n", status.ToString().c_str());
+      return 1;
     }
   }
   return 0;
