@@ -154,10 +154,12 @@ KVTIER_HD void AttendPlanes(const T& team, const AttendPlanesArgs& args) {
   auto& scratch = *reinterpret_cast<AttendScratch*>(team.scratch());
   internal::LoadQuery(team, args, kv_head, scratch);
   for (uint32_t t = team.rank(); t < shape.tokens; t += team.size()) {
-    const uint8_t* raw = args.in.k_raw + 2 * (uint64_t{kv_head} * shape.nraw + t) * shape.k_dim;
-    scratch.probability[t] = t < shape.nraw
-                                 ? internal::DotFp16(scratch.plain_query, raw, shape.k_dim)
-                                 : internal::ScoreOfRow(args, PlaneRow(shape, kv_head, t), scratch);
+    if (t < shape.nraw) {
+      const uint8_t* raw = args.in.k_raw + 2 * (uint64_t{kv_head} * shape.nraw + t) * shape.k_dim;
+      scratch.probability[t] = internal::DotFp16(scratch.plain_query, raw, shape.k_dim);
+    } else {
+      scratch.probability[t] = internal::ScoreOfRow(args, PlaneRow(shape, kv_head, t), scratch);
+    }
   }
   team.sync();
   internal::Softmax(team, shape.tokens, args.out, scratch);
