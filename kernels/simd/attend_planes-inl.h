@@ -18,7 +18,7 @@
 
 #if HWY_TARGET != HWY_SCALAR
 
-HWY_BEFORE_NAMESPACE();
+KVTIER_BEFORE_DOT_BYTES
 namespace kvtier {
 namespace HWY_NAMESPACE {
 
@@ -58,21 +58,39 @@ HWY_INLINE void LoadKRanges(const AttendPlanesArgs& args, uint32_t head, HeadPla
 }
 
 /// The fp16 with bits e << 7, exactly also where fp32 subnormals are off.
+HWY_INLINE VF32 ScaleOfByte(VI32 e) {
+  const F32 d;
+  const I32 di;
+  const VF32 normal = hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(e), hn::Set(di, (127 - 15) << 23)));
+  const VF32 subnormal = hn::Mul(hn::ConvertTo(d, e), hn::Set(d, 1.0f / (1 << 17)));
+  return hn::IfThenElse(hn::RebindMask(d, hn::Lt(e, hn::Set(di, 8))), subnormal, normal);
+}
+
 HWY_INLINE void LoadVScales(const AttendPlanesArgs& args, uint32_t head, HeadPlanes& planes) {
   const F32 d;
   const I32 di;
   const BlockShape& shape = args.shape;
   const uint32_t groups = VGroups(shape), padded = RoundUp(shape.tokens, kTokenPad);
-  const uint8_t* bytes = args.in.v_scale + PlaneRow(shape, head, 0) * groups;
-  for (uint32_t g = 0; g < groups; ++g) {
-    alignas(64) int32_t e[kMaxTokens] = {};
-    for (uint32_t t = shape.nraw; t < shape.tokens; ++t) e[t] = bytes[t * groups + g];
-    for (uint32_t t = 0; t < padded; t += hn::Lanes(d)) {
-      const VI32 bits = hn::Load(di, e + t);
-      const VF32 normal = hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(bits), hn::Set(di, (127 - 15) << 23)));
-      const VF32 subnormal = hn::Mul(hn::ConvertTo(d, bits), hn::Set(d, 1.0f / (1 << 17)));
-      const auto is_subnormal = hn::RebindMask(d, hn::Lt(bits, hn::Set(di, 8)));
-      hn::Store(hn::IfThenElse(is_subnormal, subnormal, normal), d, planes.v_scale[g] + t);
+  // A copy with room behind it: [token][group], as words of one or two groups where there are not more.
+  alignas(64) uint8_t bytes[kMaxTokens * kVGroupsMax];
+  memcpy(bytes, args.in.v_scale + PlaneRow(shape, head, 0) * groups, size_t{PaddedTokens(shape)} * groups);
+  memset(bytes + size_t{shape.tokens} * groups, 0, size_t{padded - shape.tokens} * groups);
+  memset(bytes, 0, size_t{HWY_MIN(uint32_t{shape.nraw}, uint32_t{shape.tokens})} * groups);
+  for (uint32_t t = 0; t < padded; t += hn::Lanes(d)) {
+    if (groups == 1) {
+      const hn::Rebind<uint8_t, I32> d8;
+      hn::Store(ScaleOfByte(hn::PromoteTo(di, hn::LoadU(d8, bytes + t))), d, planes.v_scale[0] + t);
+    } else if (groups == 2) {
+      const hn::Rebind<uint16_t, I32> d16;
+      const VI32 pair = hn::PromoteTo(di, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(bytes) + t));
+      hn::Store(ScaleOfByte(hn::And(pair, hn::Set(di, 0xff))), d, planes.v_scale[0] + t);
+      hn::Store(ScaleOfByte(hn::ShiftRight<8>(pair)), d, planes.v_scale[1] + t);
+    } else {
+      for (uint32_t g = 0; g < groups; ++g) {
+        alignas(64) int32_t e[HWY_LANES(int32_t)];
+        for (uint32_t i = 0; i < hn::Lanes(d); ++i) e[i] = bytes[(t + i) * groups + g];
+        hn::Store(ScaleOfByte(hn::Load(di, e)), d, planes.v_scale[g] + t);
+      }
     }
   }
 }
@@ -143,23 +161,45 @@ HWY_NOINLINE inline void QuantizeQuery(const AttendPlanesArgs& args, uint32_t qu
   chunk.k_bias[slot] = hn::GetLane(hn::SumOfLanes(d, bias)) - chunk.k_step[slot] * (middle * code_sum);
 }
 
+#if HWY_TARGET == HWY_AVX3_DL
+/// out[nb] = query[ids]; zeros up to the next multiple of 64. Returns the sum.
+HWY_INLINE int32_t GatherQuery(const int8_t* query, const uint8_t* ids, uint32_t nb, int8_t* out) {
+  const __m512i q0 = _mm512_loadu_si512(query), q1 = _mm512_loadu_si512(query + 64);
+  const __m512i q2 = _mm512_loadu_si512(query + 128), q3 = _mm512_loadu_si512(query + 192);
+  VI32 sum = hn::Zero(I32());
+  for (uint32_t first = 0; first < nb; first += 64) {
+    const uint32_t n = HWY_MIN(nb - first, 64u);
+    const __m512i id = _mm512_loadu_si512(ids + first);
+    const __m512i lower = _mm512_permutex2var_epi8(q0, id, q1), upper = _mm512_permutex2var_epi8(q2, id, q3);
+    const __m512i any = _mm512_mask_blend_epi8(_mm512_movepi8_mask(id), lower, upper);
+    const __m512i codes = _mm512_maskz_mov_epi8(~uint64_t{0} >> (64 - n), any);
+    _mm512_storeu_si512(out + first, codes);
+    sum = DotBytes(sum, hn::Set(I32(), 0x01010101), VI32{codes});
+  }
+  return hn::GetLane(hn::SumOfLanes(I32(), sum));
+}
+#endif
+
 /// The query of the boosted channels, in the order of their plane: quarter k of a tile begins at a word.
-HWY_NOINLINE inline void GatherBoostQuery(uint32_t nb, const HeadPlanes& planes, uint32_t slot,
-                                          QueryChunk& chunk) {
-  int32_t code_sum = 0;
-  int8_t* out = chunk.boost_query[slot];
+HWY_INLINE int32_t PlaceBoostQuery(const int8_t* query, const uint8_t* ids, uint32_t nb, int8_t* out) {
+#if HWY_TARGET == HWY_AVX3_DL
+  if (nb % 16 == 0) return GatherQuery(query, ids, nb, out);
+#endif
+  int32_t sum = 0;
   memset(out, 0, kMaxHeadDim);
   for (uint32_t first = 0; first < nb; first += kTileCodes) {
     const uint32_t quarter = TileCodes(nb, first) / 4, quarter_bytes = RoundUp(quarter, 4);
-    for (uint32_t k = 0; k < 4; ++k) {
-      for (uint32_t j = 0; j < quarter; ++j) {
-        const int8_t code = chunk.query[slot][planes.boost_ids[first + k * quarter + j]];
-        out[first + k * quarter_bytes + j] = code;
-        code_sum += code;
-      }
+    for (uint32_t i = 0; i < 4 * quarter; ++i) {
+      const int8_t code = query[ids[first + i]];
+      out[first + i / quarter * quarter_bytes + i % quarter] = code;
+      sum += code;
     }
   }
-  chunk.k_bias[slot] -= chunk.k_step[slot] * (1.5f * static_cast<float>(code_sum));
+  return sum;
+}
+HWY_INLINE void LoadBoostQuery(uint32_t nb, const HeadPlanes& planes, uint32_t slot, QueryChunk& chunk) {
+  const int32_t sum = PlaceBoostQuery(chunk.query[slot], planes.boost_ids, nb, chunk.boost_query[slot]);
+  chunk.k_bias[slot] -= chunk.k_step[slot] * (1.5f * static_cast<float>(sum));
 }
 
 /// Scores of all tokens, raw rows last.
@@ -171,7 +211,7 @@ HWY_INLINE void Score(const AttendPlanesArgs& args, uint32_t first_query, uint32
   for (uint32_t i = 0; i < Q; ++i) {
     if (i < queries) {
       QuantizeQuery(args, first_query + i, planes, i, chunk);
-      if (has_boost) GatherBoostQuery(shape.nb, planes, i, chunk);
+      if (has_boost) LoadBoostQuery(shape.nb, planes, i, chunk);
     } else {
       memset(chunk.query[i], 0, sizeof chunk.query[i]);
       memset(chunk.boost_query[i], 0, sizeof chunk.boost_query[i]);

@@ -13,7 +13,7 @@
 #include "kernels/simd/attend_planes-inl.h"
 #include "kernels/team.h"
 
-HWY_BEFORE_NAMESPACE();
+KVTIER_BEFORE_DOT_BYTES
 namespace kvtier {
 namespace HWY_NAMESPACE {
 

@@ -12,7 +12,16 @@
 
 #if HWY_TARGET != HWY_SCALAR
 
-HWY_BEFORE_NAMESPACE();
+// In place of HWY_BEFORE_NAMESPACE where DotBytes is used: Highway 1.0.3 looks for AVX512_VNNI when it
+// chooses AVX3_DL, but does not tell the compiler of it.
+#undef KVTIER_BEFORE_DOT_BYTES
+#if HWY_TARGET == HWY_AVX3_DL
+#define KVTIER_BEFORE_DOT_BYTES HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
+#else
+#define KVTIER_BEFORE_DOT_BYTES HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR)
+#endif
+
+KVTIER_BEFORE_DOT_BYTES
 namespace kvtier {
 namespace HWY_NAMESPACE {
 
@@ -26,10 +35,7 @@ using VI32 = hn::Vec<I32>;
 /// 129.
 HWY_INLINE VI32 DotBytes(VI32 sum, VI32 a, VI32 b) {
 #if HWY_TARGET == HWY_AVX3_DL
-  // By name: Highway 1.0.3 looks for AVX512_VNNI when it chooses this target, but does not tell the compiler
-  // of it.
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
-  return sum;
+  return VI32{_mm512_dpbusd_epi32(sum.raw, a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX3
   const __m512i pairs = _mm512_maddubs_epi16(a.raw, b.raw);
   return hn::Add(sum, VI32{_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))});

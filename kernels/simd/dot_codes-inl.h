@@ -17,7 +17,7 @@
 
 #if HWY_TARGET != HWY_SCALAR
 
-HWY_BEFORE_NAMESPACE();
+KVTIER_BEFORE_DOT_BYTES
 namespace kvtier {
 namespace HWY_NAMESPACE {
 
@@ -178,6 +178,18 @@ HWY_INLINE void UnpackForSum(VU32 high, const uint32_t* low, uint32_t first, VI3
   }
 }
 
+/// Columns [column, column + lanes) of a quarter, those that it has.
+HWY_INLINE void StoreColumns(VF32 values, uint32_t column, uint32_t quarter_columns, float* quarter) {
+  const F32 d;
+  if (column + hn::Lanes(d) <= quarter_columns) {
+    hn::StoreU(values, d, quarter + column);
+    return;
+  }
+  alignas(64) float columns[HWY_LANES(float)];
+  hn::Store(values, d, columns);
+  for (uint32_t c = 0; column + c < quarter_columns; ++c) quarter[column + c] = columns[c];
+}
+
 /// o = step * sum over tokens of weight * code + bias, for `kQuarters` quarters of a vector of columns.
 template <uint32_t Q, bool kHasLow, uint32_t kQuarters>
 HWY_NOINLINE inline void SumColumns(const TileInputs& in, const TileOutputs& out, uint32_t column,
@@ -196,21 +208,14 @@ HWY_NOINLINE inline void SumColumns(const TileInputs& in, const TileOutputs& out
     }
     if (t % 16 == 0) prefetcher.StepFor(16);
   }
-  const uint32_t quarter_columns = in.codes / 4;
-  for (uint32_t i = 0; i < out.queries; ++i) {
+  for (uint32_t i = 0; i < Q;
+       ++i) {  // all of them: an index that varies would keep the sums out of registers
     const VF32 step = hn::Set(d, in.step[i * kVGroupsMax]), bias = hn::Set(d, in.bias[i * kVGroupsMax]);
     for (uint32_t j = 0; j < kQuarters; ++j) {
       const uint32_t k = kQuarters == 4 ? j : first + 2 * j;
       const VF32 unit = hn::Set(d, CodeUnit<kHasLow>(k));
       const VF32 sum = hn::MulAdd(hn::Mul(hn::ConvertTo(d, sums[i][j]), unit), step, bias);
-      float* target = out.o + i * out.stride + k * quarter_columns + column;
-      if (column + hn::Lanes(d) <= quarter_columns) {
-        hn::StoreU(sum, d, target);
-      } else {
-        alignas(64) float columns[HWY_LANES(float)];
-        hn::Store(sum, d, columns);
-        for (uint32_t c = 0; column + c < quarter_columns; ++c) target[c] = columns[c];
-      }
+      if (i < out.queries) StoreColumns(sum, column, in.codes / 4, out.o + i * out.stride + k * in.codes / 4);
     }
   }
 }
