@@ -107,6 +107,7 @@ Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t l
   if (layer >= spec.layers) return Invalid("layer is outside the model's");
   Attention checked;
   checked.query = {.q = attention->q, .query_heads = heads, .scale = attention->scale};
+  checked.query.scales = ScalesOf(spec, layer);
   checked.out = {.o = attention->o, .m = attention->m, .l = attention->l};
   checked.mass = attention->mass;
   checked.layer = static_cast<uint16_t>(layer);

@@ -236,6 +236,62 @@ TEST_F(Precisions, EveryDestinationTypeHasTheSameValuesRounded) {
   compare(KVTIER_INT4);
 }
 
+/// Attention of query head `head` (one for each KV head) over all tokens of a layer, in double precision.
+std::vector<double> AttentionOver(const TypedKv& kv, size_t layer, size_t head, std::span<const float> q,
+                                  double scale) {
+  const size_t k = layer * 2 * kPlane + head * kTokens * kDim, v = k + kPlane;
+  std::vector<double> weights(kTokens), out(kDim);
+  for (size_t t = 0; t < kTokens; ++t) {
+    for (size_t c = 0; c < kDim; ++c) weights[t] += scale * q[c] * kv.At(k + t * kDim + c);
+  }
+  const double largest = std::ranges::max(weights);
+  double sum = 0;
+  for (double& weight : weights) sum += weight = std::exp(weight - largest);
+  for (size_t t = 0; t < kTokens; ++t)
+    for (size_t c = 0; c < kDim; ++c) out[c] += weights[t] / sum * kv.At(v + t * kDim + c);
+  return out;
+}
+
+TEST_F(Precisions, AttentionOverFp8CountsTheScalesOfTheLayer) {
+  Start("raw16");
+  const Engine engine = Connect(SpecOf(KVTIER_FP8_E4M3));
+  const api::Sequence sequence = engine.Keys(Tokens(6, kTokens));
+  TypedKv kv(KVTIER_FP8_E4M3);
+  FillFp8(kv, 6);
+  Put(engine, sequence, kv);
+  kvtier_lease* lease = nullptr;
+  const kvtier_query query = sequence.Query();
+  const kvtier_acquire_options options = api::AcquireOptions();
+  ASSERT_EQ(kvtier_acquire(engine.model.get(), &query, &options, &lease), KVTIER_OK);
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(kHeads * kDim), o(kHeads * kDim), m(kHeads), l(kHeads);
+  for (float& value : q) value = normal(random);
+  const kvtier_attention attention = {.struct_size = sizeof(kvtier_attention),
+                                      .q = q.data(),
+                                      .query_heads = kHeads,
+                                      .scale = 0.01f,
+                                      .o = o.data(),
+                                      .m = m.data(),
+                                      .l = l.data(),
+                                      .mass = nullptr};
+  std::array<kvtier_block_result, kBlocks> results;
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    ASSERT_EQ(kvtier_attend(lease, 0, kBlocks, layer, &attention, results.data()), KVTIER_OK)
+        << api::LastError();
+    for (size_t head = 0; head < kHeads; ++head) {
+      const std::vector<double> expected =
+          AttentionOver(kv, layer, head, std::span(q).subspan(head * kDim, kDim), attention.scale);
+      for (size_t c = 0; c < kDim; ++c) {
+        const double got = o[head * kDim + c] / l[head];
+        ASSERT_NEAR(got, expected[c], 1e-4 * (1 + std::fabs(expected[c])))
+            << "layer " << layer << ", channel " << c;
+      }
+    }
+  }
+  EXPECT_EQ(kvtier_release(lease), KVTIER_OK);
+}
+
 TEST_F(Precisions, S21_OtherScalesHitNothing) {
   Start("raw16");
   const Engine engine = Connect(SpecOf(KVTIER_FP8_E4M3));

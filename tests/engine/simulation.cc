@@ -18,7 +18,8 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
   const uint64_t scale = options_.roomy ? 64 : 1;
   EngineHarness::Options harness;
   const uint64_t shape = Random(5);
-  harness.tiers.push_back(HostTier("hot", scale * (128 + 64 * Random(6)) * kKiB, CodecId::kRaw16));
+  const CodecId hot = Chance(30) ? CodecId::kKv8 : CodecId::kRaw16;
+  harness.tiers.push_back(HostTier("hot", scale * (128 + 64 * Random(6)) * kKiB, hot));
   if (shape > 0)
     harness.tiers.push_back(HostTier("warm", scale * (96 + 32 * Random(6)) * kKiB, CodecId::kKv4p));
   if (shape > 1) {
@@ -38,6 +39,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
   specs_.push_back(TinyModel("alpha"));
   specs_.push_back(TinyModel("beta"));
   specs_[1].tokens_per_block = 128;
+  if (Chance(30)) specs_[1].dtype = DType::kE4m3;
 }
 
 Simulation::~Simulation() = default;
