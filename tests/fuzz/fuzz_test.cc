@@ -8,9 +8,7 @@
 #include "kernels/simd/dispatch.h"
 #include "tests/fuzz/guarded_decode.h"
 #include "tests/fuzz/inputs.h"
-#include "tests/support/blocks.h"
-#include "tests/support/fixture.h"
-#include "tests/support/paths.h"
+#include "tests/fuzz/real_images.h"
 
 namespace kvtier {
 namespace {
@@ -33,27 +31,6 @@ TEST(FuzzTest, ArbitraryPartsDecodeWithinTheirMemoryAndTheSameOnEverySimdLevel) 
     for (size_t at = 0; at < 12; ++at) input[at] = static_cast<std::byte>(random());
     DecodeArbitraryParts(input);
   }
-}
-
-/// Images of a block of a real model in every codec that can hold it, raw layer included.
-std::vector<Bytes> RealImages() {
-  const auto fixture = Fixture::Load(TestDataFolder() + "/smollm2-135m");
-  EXPECT_TRUE(fixture.ok()) << fixture.status().ToString();
-  constexpr uint16_t kTokens = 13;
-  const BlockShape shape = fixture->Shape(kTokens, 1, 32);
-  Bytes raw = fixture->RawBlock(0, kTokens);
-  std::vector<Bytes> images;
-  for (const Codec* codec : AllCodecs()) {
-    if (!codec->supports(StoredShape(codec->id, shape))) continue;
-    for (const bool has_raw_layer : {false, true}) {
-      if (has_raw_layer) Store16(&raw[RawLayerBytes(shape)], 0x7c00);  // an infinity in layer 1
-      const auto image = EncodeOwned(*codec, MakeIdentity(1, shape), raw);
-      EXPECT_TRUE(image.ok()) << image.status().ToString();
-      images.push_back(CopyOf(image->bytes));
-    }
-    raw = fixture->RawBlock(0, kTokens);
-  }
-  return images;
 }
 
 /// One to four changes: bytes of the header or the table, of the sections, a piece of another image, a cut.
@@ -86,7 +63,9 @@ void Mutate(Bytes& image, const std::vector<Bytes>& others, std::mt19937& random
 TEST(FuzzTest, S44_MutatedImagesAreRefusedOrDecodeWithinTheirMemory) {
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
   std::mt19937 random(kSeed);
-  const std::vector<Bytes> images = RealImages();
+  const Result<std::vector<Bytes>> real_images = RealImages();
+  ASSERT_TRUE(real_images.ok()) << real_images.status().ToString();
+  const std::vector<Bytes>& images = *real_images;
   int parsed = 0, refused = 0;
   for (const Bytes& image : images) {
     for (int round = 0; round < kMutationsOfAnImage; ++round) {
