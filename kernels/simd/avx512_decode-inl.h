@@ -38,9 +38,24 @@ LayerDecoders DecodersInto(const RowSteps& k_steps, const RowSteps& v_steps, VFo
                                        : VDecoder<Sink, VForm::kPlain>(v_steps)};
 }
 
+/// All sections at once, so that memory's answers overlap.
+inline void PrefetchSections(const DequantizeArgs& args) {
+  const BlockShape& shape = args.shape;
+  const uint64_t rows = PlaneRow(shape, shape.kv_heads, 0);
+  PrefetchStart(args.in.k_scale, 2 * shape.k_dim);
+  PrefetchStart(args.in.k_min, 2 * shape.k_dim);
+  PrefetchStart(args.in.v_scale, rows * VGroups(shape));
+  PrefetchStart(args.in.k_high, rows * shape.k_dim / 4);
+  PrefetchStart(args.in.k_low, rows * shape.k_dim / 4);
+  PrefetchStart(args.in.boost_ids, rows * shape.nb / 4);
+  PrefetchStart(args.in.v_high, rows * shape.v_dim / 4);
+  PrefetchStart(args.in.v_low, rows * shape.v_dim / 4);
+}
+
 /// One layer into rows of neighbouring channels.
 template <DType dtype>
 void DecodeLayer(const DequantizeArgs& args) {
+  PrefetchSections(args);
   const simd::RowTargets targets(args);
   const RowSteps k_steps(args.shape.k_dim), v_steps(args.shape.v_dim);
   const PlaneReader k_reader(k_steps), v_reader(v_steps);

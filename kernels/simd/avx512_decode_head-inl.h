@@ -31,6 +31,7 @@ class HeadRanges {
   HeadRanges(const DequantizeArgs& args, const RowSteps& k_steps) : args_(args), k_steps_(k_steps) {
     has_boost_ = args.in.boost_ids != nullptr && args.in.k_low == nullptr;
     if (!has_boost_) return;
+    boost = {};
     const uint32_t nb = args.shape.nb;
     for (uint32_t i = 0; i < nb; ++i) {
       const PlaneField from = FieldOf(nb, i);
@@ -58,8 +59,12 @@ class HeadRanges {
     const __m512 limit = _mm512_set1_ps(kFp16Max);
     __mmask16 is_tame = 0xffff;
     for (uint32_t c = 0; c < k_dim; c += kLanes) {
-      const __m512 s = LoadHalves(args_.in.k_scale + 2 * (first + c));
-      const __m512 m = LoadHalves(args_.in.k_min + 2 * (first + c));
+      const uint8_t* const scale_at = args_.in.k_scale + 2 * (first + c);
+      const uint8_t* const minimum_at = args_.in.k_min + 2 * (first + c);
+      Prefetch(scale_at + 2 * k_dim);  // of the next head
+      Prefetch(minimum_at + 2 * k_dim);
+      const __m512 s = LoadHalves(scale_at);
+      const __m512 m = LoadHalves(minimum_at);
       const __m512 reach = _mm512_fmadd_ps(_mm512_abs_ps(s), _mm512_set1_ps(15), _mm512_abs_ps(m));
       is_tame &= _mm512_cmp_ps_mask(reach, limit, _CMP_LE_OQ);
       // 1.5 s is exact, so that this rounds once as 1.5 * s + m does.
@@ -93,58 +98,85 @@ class HeadRanges {
   /// Ids are copied once: the image may change under the reader. Only ascending ids below k_dim are taken,
   /// since then every channel has at most one boost field.
   bool LoadBoost(uint32_t head) {
-    const uint32_t nb = args_.shape.nb, k_dim = args_.shape.k_dim;
+    const uint32_t nb = args_.shape.nb;
     const uint8_t* from = args_.in.boost_ids + uint64_t{head} * nb;
-    uint8_t ids[kMaxHeadDim];
-    memcpy(ids, from, nb);
-    bool is_ascending = ids[nb - 1] < k_dim;
-    for (uint32_t i = 1; i < nb; ++i) is_ascending &= ids[i - 1] < ids[i];
-    if (!is_ascending) return false;
-    for (uint32_t tile = 0, i = 0; tile < k_steps_.tiles; ++tile) {
-      uint64_t channels = 0;
-      for (; i < nb && ids[i] < (tile + 1) * kTileCodes; ++i) channels |= uint64_t{1} << ids[i] % kTileCodes;
-      boosted_[tile] = channels;
+    alignas(64) uint8_t ids[kMaxHeadDim];
+    bool is_ascending = true;
+    for (uint32_t first = 0; first < nb; first += 64) {
+      const __mmask64 own = FirstBytes(nb - first < 64 ? nb - first : 64);
+      const __m512i now = _mm512_maskz_loadu_epi8(own, from + first);
+      const __m512i before = _mm512_permutexvar_epi8(_mm512_loadu_si512(kOneBefore), now);
+      is_ascending &= _mm512_mask_cmple_epu8_mask(own & ~uint64_t{1}, now, before) == 0;
+      _mm512_store_si512(ids + first, now);
+      is_ascending &= first == 0 || ids[first - 1] < ids[first];
     }
+    if (!is_ascending || ids[nb - 1] >= args_.shape.k_dim) return false;
+    FindBoosted(ids);
     SpreadBoost();
     return true;
   }
 
+  /// boosted_, eight ids at a time: a shift by 64 and more, or by less than nothing, leaves no bit.
+  void FindBoosted(const uint8_t* ids) {
+    __m512i bits[kSlots] = {};
+    for (uint32_t i = 0; i < args_.shape.nb; i += 8) {
+      const __mmask8 own = args_.shape.nb - i >= 8u ? 0xff : 0x0f;
+      const __m512i channel =
+          _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(ids + i)));
+      const __m512i one = _mm512_maskz_set1_epi64(own, 1);
+      for (uint32_t tile = 0; tile < k_steps_.tiles; ++tile) {
+        const __m512i in_tile = _mm512_sub_epi64(channel, _mm512_set1_epi64(tile * kTileCodes));
+        bits[tile] = _mm512_or_si512(bits[tile], _mm512_sllv_epi64(one, in_tile));
+      }
+    }
+    for (uint32_t tile = 0; tile < k_steps_.tiles; ++tile)
+      boosted_[tile] = static_cast<uint64_t>(_mm512_reduce_or_epi64(bits[tile]));
+  }
+
   /// The gather of this head: the i-th boosted channel takes field i of its row of the boost plane.
   void SpreadBoost() {
-    const uint32_t row_bytes = args_.shape.nb / 4;
     uint32_t before = 0;
-    for (uint64_t& wanted : boost.wanted) wanted = 0;
     for (uint32_t tile = 0; tile < k_steps_.tiles; ++tile) {
       const uint64_t channels = boosted_[tile];
-      alignas(64) uint8_t byte_of[64], field_of[64];
-      _mm512_store_si512(byte_of,
-                         _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_byte_ + before)));
-      _mm512_store_si512(field_of,
-                         _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_field_ + before)));
+      const __m512i byte = _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_byte_ + before));
+      const __m512i field = _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_field_ + before));
       before += static_cast<uint32_t>(_mm_popcnt_u64(channels));
-      for (uint32_t k = 0; k < 4; ++k) {
-        const __m128i source = _mm_load_si128(reinterpret_cast<const __m128i*>(byte_of + k * kTileBytes));
-        const __m128i field = _mm_load_si128(reinterpret_cast<const __m128i*>(field_of + k * kTileBytes));
-        // 8 * (byte % 8) + 2 * field - 2k, modulo 64 by the instruction that takes it
-        const __m128i byte_bits = _mm_set1_epi64x(0x3830282018100800);
-        const __m128i offset = _mm_sub_epi8(_mm_add_epi8(byte_bits, _mm_add_epi8(field, field)),
-                                            _mm_set1_epi8(static_cast<char>(2 * k)));
-        const uint64_t wanted = channels >> k * kTileBytes & 0xffff;
-        for (uint32_t row = 0; row < k_steps_.rows; ++row) {
-          const uint32_t slot = row * k_steps_.tiles + tile;
-          const __m128i row_start = _mm_set1_epi8(static_cast<char>(row * row_bytes));
-          _mm_store_si128(reinterpret_cast<__m128i*>(boost.source[k] + slot * kTileBytes),
-                          _mm_add_epi8(source, row_start));
-          _mm_store_si128(reinterpret_cast<__m128i*>(boost.bit_offset[k] + slot * kTileBytes), offset);
-          boost.wanted[k] |= wanted << slot * kTileBytes;
-        }
-      }
+      SpreadQuarter<0>(tile, byte, field, channels);
+      SpreadQuarter<1>(tile, byte, field, channels);
+      SpreadQuarter<2>(tile, byte, field, channels);
+      SpreadQuarter<3>(tile, byte, field, channels);
+    }
+  }
+  /// 16 channels of a tile, in every row of a step.
+  template <int k>
+  HWY_INLINE void SpreadQuarter(uint32_t tile, __m512i tile_byte, __m512i tile_field, uint64_t channels) {
+    const __m128i byte = _mm512_extracti32x4_epi32(tile_byte, k),
+                  field = _mm512_extracti32x4_epi32(tile_field, k);
+    // 8 * (byte % 8) + 2 * field - 2k; the instruction that takes it looks at six bits.
+    const __m128i byte_bits = _mm_set1_epi64x(0x3830282018100800);
+    const __m128i offset =
+        _mm_sub_epi8(_mm_add_epi8(byte_bits, _mm_add_epi8(field, field)), _mm_set1_epi8(2 * k));
+    const __m128i wanted = _mm_maskz_set1_epi8(static_cast<__mmask16>(channels >> k * kTileBytes),
+                                               static_cast<char>(3 << 2 * k));
+    const uint32_t row_bytes = args_.shape.nb / 4;
+    for (uint32_t row = 0; row < k_steps_.rows; ++row) {
+      const uint32_t at = (row * k_steps_.tiles + tile) * kTileBytes;
+      const __m128i row_start = _mm_set1_epi8(static_cast<char>(row * row_bytes));
+      _mm_store_si128(reinterpret_cast<__m128i*>(boost.source[k] + at), _mm_add_epi8(byte, row_start));
+      _mm_store_si128(reinterpret_cast<__m128i*>(boost.bit_offset[k] + at), offset);
+      _mm_store_si128(reinterpret_cast<__m128i*>(boost.wanted[k] + at), wanted);
     }
   }
 
   static HWY_INLINE __m512 LoadHalves(const uint8_t* halves) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
   }
+
+  /// For _mm512_permutexvar_epi8: byte i - 1 to byte i.
+  static constexpr uint8_t kOneBefore[64] = {0,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14,
+                                             15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30,
+                                             31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46,
+                                             47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62};
 
   const DequantizeArgs& args_;
   const RowSteps k_steps_;

@@ -49,36 +49,45 @@ HWY_INLINE __mmask64 FirstBytes(uint32_t n) {
 }
 
 /// Collects two-bit fields from anywhere in a vector into the order of whole tiles: field k of target byte p
-/// comes from byte source[k][p], moved so that it lands on bits 2k and 2k + 1; zero where not wanted.
+/// comes from byte source[k][p], moved so that it lands on bits 2k and 2k + 1, where wanted[k][p] has them.
 struct FieldGather {
   alignas(64) uint8_t source[4][64];
   alignas(64) uint8_t bit_offset[4][64];
-  uint64_t wanted[4];
+  alignas(64) uint8_t wanted[4][64];
 
   void Want(uint32_t byte, uint32_t field, uint32_t source_byte, uint32_t source_field) {
     source[field][byte] = static_cast<uint8_t>(source_byte);
     bit_offset[field][byte] = static_cast<uint8_t>((8 * (byte % 8) + 2 * source_field - 2 * field) % 64);
-    wanted[field] |= uint64_t{1} << byte;
+    wanted[field][byte] = static_cast<uint8_t>(3 << 2 * field);
   }
 
   HWY_INLINE __m512i operator()(__m512i bytes) const {
     __m512i gathered = _mm512_setzero_si512();
     for (int k = 0; k < 4; ++k) {
-      const __m512i picked = _mm512_maskz_permutexvar_epi8(wanted[k], _mm512_load_si512(source[k]), bytes);
+      const __m512i picked = _mm512_permutexvar_epi8(_mm512_load_si512(source[k]), bytes);
       const __m512i moved = _mm512_multishift_epi64_epi8(_mm512_load_si512(bit_offset[k]), picked);
-      // gathered | (moved & field k)
-      gathered =
-          _mm512_ternarylogic_epi64(gathered, moved, _mm512_set1_epi8(static_cast<char>(3 << 2 * k)), 0xf8);
+      // gathered | (moved & wanted)
+      gathered = _mm512_ternarylogic_epi64(gathered, moved, _mm512_load_si512(wanted[k]), 0xf8);
     }
     return gathered;
   }
 };
 
-/// A plane goes on in the next head, where the hardware would have to find its pace again; far enough ahead
-/// for memory to answer. Beyond the end of the plane it does nothing.
+/// How far ahead planes are asked for: far enough for memory to answer.
+inline constexpr uint32_t kAheadBytes = 1024;
+
+/// Beyond the end of what is mapped it does nothing.
+HWY_INLINE void Prefetch(const uint8_t* bytes) {
+  _mm_prefetch(reinterpret_cast<const char*>(bytes), _MM_HINT_T0);
+}
+/// A plane goes on in the next head, where the hardware would have to find its pace again.
 HWY_INLINE void PrefetchAhead(const uint8_t* plane) {
-  constexpr ptrdiff_t kAheadBytes = 1024;
-  _mm_prefetch(reinterpret_cast<const char*>(plane) + kAheadBytes, _MM_HINT_T0);
+  Prefetch(plane + kAheadBytes);
+}
+/// Of a section that will be read soon, what PrefetchAhead does not reach. Null is no section.
+inline void PrefetchStart(const uint8_t* section, uint64_t bytes) {
+  if (section == nullptr) return;
+  for (uint64_t at = 0; at < bytes && at < kAheadBytes; at += 64) Prefetch(section + at);
 }
 
 /// Reads one plane a step at a time.
