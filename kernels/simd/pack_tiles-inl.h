@@ -18,14 +18,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
-/// Codes of up to four tiles in block order: byte 16 g + 4 k + i of a tile is its code 16 k + 4 g + i (g, k,
-/// i below 4). Four such bytes lie in one plane byte, and they lie in the same 128 bits of a vector.
-struct FourTiles {
-  alignas(64) uint8_t codes[4][kTileCodes];
+/// Codes of up to sixteen tiles in block order: byte 16 g + 4 k + i of a tile is its code 16 k + 4 g + i (g,
+/// k, i below 4). Four such bytes lie in one plane byte, and they lie in the same 128 bits of a vector.
+struct TileBatch {
+  static constexpr uint32_t kTiles = 16;
+  alignas(64) uint8_t codes[kTiles][kTileCodes];
 };
 
 /// Signed 16 bit to bytes, limited to 0..255, block by block: a's half, then b's.
-inline hn::Vec<ByteTag> PackToBytes(Int16s a, Int16s b) {
+HWY_INLINE hn::Vec<ByteTag> PackToBytes(Int16s a, Int16s b) {
 #if HWY_TARGET == HWY_AVX2
   return hn::Vec<ByteTag>{_mm256_packus_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
@@ -38,8 +39,8 @@ inline hn::Vec<ByteTag> PackToBytes(Int16s a, Int16s b) {
 
 /// Rows [4][4 bytes] of every plane byte group, group outside, to the 16 bytes of each tile, tile outside.
 template <typename Vector>
-inline void StoreTiles(const Vector (&planes)[kTileCodes / (4 * kFloats)], uint32_t tiles, uint8_t* target,
-                       size_t stride) {
+HWY_INLINE void StoreTiles(const Vector (&planes)[kTileCodes / (4 * kFloats)], uint32_t tiles,
+                           uint8_t* target, size_t stride) {
   const hn::ScalableTag<uint32_t> d32;
   const hn::Full128<uint8_t> d128;
   alignas(64) uint8_t bytes[kTileCodes];
@@ -74,8 +75,10 @@ inline void StoreTiles(const Vector (&planes)[kTileCodes / (4 * kFloats)], uint3
 #endif
 }
 
-/// The planes of the first `tiles` of four tiles, `stride` bytes apart. A null plane is left out.
-inline void PackFourTiles(const FourTiles& four, uint32_t tiles, uint8_t* high, uint8_t* low, size_t stride) {
+/// The planes of four tiles, of which the first `tiles` count, `stride` bytes apart. A null plane is left
+/// out.
+HWY_INLINE void PackFourTiles(const uint8_t (*codes)[kTileCodes], uint32_t tiles, uint8_t* high, uint8_t* low,
+                              size_t stride) {
   constexpr uint32_t kParts = kTileCodes / (4 * kFloats);
   const ByteTag d8;
   const hn::ScalableTag<uint32_t> d32;
@@ -83,7 +86,7 @@ inline void PackFourTiles(const FourTiles& four, uint32_t tiles, uint8_t* high, 
   hn::Vec<decltype(d32)> highs[kParts], lows[kParts];
   for (uint32_t part = 0; part < kParts; ++part) {
     const auto tile = [&](uint32_t t) {
-      return hn::BitCast(d32, hn::Load(d8, four.codes[t] + part * 4 * kFloats));
+      return hn::BitCast(d32, hn::Load(d8, codes[t] + part * 4 * kFloats));
     };
     // Within 128 bits, a 4 x 4 transpose of what belongs to one k: quarters[k] has four codes of each tile.
     const auto a = hn::BitCast(d64, hn::InterleaveLower(d32, tile(0), tile(1)));
@@ -103,6 +106,15 @@ inline void PackFourTiles(const FourTiles& four, uint32_t tiles, uint8_t* high, 
   }
   StoreTiles(highs, tiles, high, stride);
   if (low != nullptr) StoreTiles(lows, tiles, low, stride);
+}
+
+/// The planes of the first `tiles` of a batch.
+inline void PackTiles(const TileBatch& batch, uint32_t tiles, uint8_t* high, uint8_t* low, size_t stride) {
+  for (uint32_t tile = 0; tile < tiles; tile += 4) {
+    const size_t target = tile * stride;
+    PackFourTiles(batch.codes + tile, tiles - tile < 4 ? tiles - tile : 4, high + target,
+                  low != nullptr ? low + target : nullptr, stride);
+  }
 }
 
 }  // namespace kvtier::HWY_NAMESPACE

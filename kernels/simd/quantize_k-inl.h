@@ -37,7 +37,8 @@ struct KHead {
 struct KScratch {
   QuantizeScratch ranges;
   uint16_t low[kMaxHeadDim], high[kMaxHeadDim];  ///< smallest and largest, in the source's bits
-  bool clamps[kMaxHeadDim / kTileCodes];         ///< of a tile: whether a quotient leaves 0..15
+  bool clamps[kMaxHeadDim / kTileCodes];  ///< of a tile: whether a quotient leaves the codes or a decoded
+                                          ///< value the range of fp16
 };
 
 /// 16-bit numbers with a sign bit as integers that order as they do (-0 below +0), and back.
@@ -78,9 +79,9 @@ inline void FindRanges(const KHead& head, KScratch& scratch) {
   for (; channel < head.dim; channel += 8) FindRanges<1>(hn::Full128<int16_t>(), head, channel, scratch);
 }
 
-/// From smallest and largest to the stored (scale, minimum) and what codes are computed with.
+/// From smallest and largest to the stored (scale, minimum) and what codes in 0..steps are computed with.
 template <class Source>
-inline void FinishRanges(uint32_t dim, uint8_t* k_scale, uint8_t* k_min, KScratch& scratch) {
+inline void FinishRanges(uint32_t dim, float steps, uint8_t* k_scale, uint8_t* k_min, KScratch& scratch) {
   const FloatTag df;
   const hn::Rebind<uint16_t, FloatTag> d16;
   const auto zero = hn::Zero(df);
@@ -91,13 +92,15 @@ inline void FinishRanges(uint32_t dim, uint8_t* k_scale, uint8_t* k_min, KScratc
     const auto min_rounded = Fp16Bits(low);
     const auto min_bits =
         hn::IfThenZeroElse(hn::Eq(min_rounded, hn::Set(d16, uint16_t{0x8000})), min_rounded);
-    const auto scale_bits = Fp16Bits(hn::Div(hn::Sub(high, low), hn::Set(df, 15.0f)));
+    const auto scale_bits = Fp16Bits(hn::Div(hn::Sub(high, low), hn::Set(df, steps)));
     const auto minimum = FromFp16Bits(min_bits), scale = FromFp16Bits(scale_bits);
     const auto inverse = hn::IfThenZeroElse(hn::Eq(scale, zero), hn::Div(hn::Set(df, 1.0f), scale));
     // Quotients grow with x: those of the ends tell whether any must be clamped.
     const auto first = hn::Round(hn::Mul(hn::Sub(low, minimum), inverse));
     const auto last = hn::Round(hn::Mul(hn::Sub(high, minimum), inverse));
-    const auto leaves = hn::Or(hn::Lt(first, zero), hn::Gt(last, hn::Set(df, 15.0f)));
+    const auto end = hn::Max(hn::Abs(minimum), hn::Abs(hn::MulAdd(scale, hn::Set(df, steps), minimum)));
+    const auto leaves = hn::Or(hn::Or(hn::Lt(first, zero), hn::Gt(last, hn::Set(df, steps))),
+                               hn::Gt(end, hn::Set(df, kFp16Max)));
     scratch.clamps[c / kTileCodes] |= !hn::AllFalse(df, leaves);
     hn::StoreU(scale_bits, d16, scratch.ranges.boost.scale + c);
     hn::StoreU(scale, df, scratch.ranges.scale + c);
@@ -145,8 +148,19 @@ inline void MarkBoosted(uint32_t dim, uint32_t nb, QuantizeScratch& ranges) {
   }
 }
 
+/// Nearest integers, ties to even, of floats far inside the int32 range.
+HWY_INLINE Int32s NearestInts(Floats v) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return Int32s{_mm512_cvtps_epi32(v.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return Int32s{_mm256_cvtps_epi32(v.raw)};
+#else
+  return hn::NearestInt(v);
+#endif
+}
+
 /// Low two bits l of each code as l - 1.5.
-inline Floats LowBitsCentered(Int32s codes) {
+HWY_INLINE Floats LowBitsCentered(Int32s codes) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   // The permutation looks at two bits.
   return Floats{_mm512_permutevar_ps(_mm512_set4_ps(1.5f, 0.5f, -0.5f, -1.5f), codes.raw)};
@@ -186,12 +200,12 @@ struct KChannels {
 };
 
 template <bool kClamps>
-inline Int32s QuantizeK(Floats x, const KChannels& channels, ErrorVectors& errors) {
+HWY_INLINE Int32s QuantizeK(Floats x, const KChannels& channels, ErrorVectors& errors) {
   const FloatTag df;
   const auto above_minimum = hn::Sub(x, channels.minimum);
   auto steps = hn::Mul(above_minimum, channels.inverse);
   if constexpr (kClamps) steps = hn::Min(hn::Max(steps, hn::Zero(df)), hn::Set(df, 15.0f));
-  const auto codes = hn::NearestInt(steps);
+  const auto codes = NearestInts(steps);
   // The products are exact in fp32 (few bits each): one rounding, fused or not.
   const auto off_int4 = hn::NegMulAdd(hn::ConvertTo(df, codes), channels.scale, above_minimum);
   const auto off_int2 = hn::MulAdd(LowBitsCentered(codes), channels.low_step, off_int4);
@@ -210,19 +224,17 @@ inline RowErrors QuantizeKTile(const KHead& head, uint32_t channel, const Quanti
     for (uint32_t i = 0; i < kQuarterVectors; ++i)
       channels[k][i] = KChannels(ranges, channel + k * kTileBytes + i * kFloats);
   const Int16Tag d16;
-  const ByteTag d8;
-  FourTiles four = {};
+  TileBatch batch;
   ErrorVectors errors;
   const size_t stride = head.dim / 4;
-  for (uint32_t row = 0; row < head.rows; row += 4) {
-    const uint32_t rows = head.rows - row < 4 ? head.rows - row : 4;
-    for (uint32_t r = 0; r < rows; ++r) {
-      const std::byte* at = head.At(row + r, channel);
-      if (head.next != nullptr) {
-        const std::byte* next = head.next + (at - head.source);
-        hwy::Prefetch(next);
-        hwy::Prefetch(next + 64);
-      }
+  for (uint32_t first = 0; first < head.rows; first += TileBatch::kTiles) {
+    const uint32_t rows = head.rows - first < TileBatch::kTiles ? head.rows - first : TileBatch::kTiles;
+    for (uint32_t row = 0; row < rows; ++row) {
+      const std::byte* at = head.At(first + row, channel);
+      hwy::Prefetch(head.next + (at - head.source));
+      hwy::Prefetch(head.next + (at - head.source) + 64);
+      hwy::Prefetch(head.high + size_t{first + row} * stride + channel / 4);
+      hwy::Prefetch(head.low + size_t{first + row} * stride + channel / 4);
       for (uint32_t i = 0; i < kQuarterVectors; ++i) {
         Int32s codes[4];
         for (uint32_t k = 0; k < 4; ++k)
@@ -230,11 +242,11 @@ inline RowErrors QuantizeKTile(const KHead& head, uint32_t channel, const Quanti
                                         errors);
         hn::Store(PackToBytes(hn::ReorderDemote2To(d16, codes[0], codes[1]),
                               hn::ReorderDemote2To(d16, codes[2], codes[3])),
-                  d8, four.codes[r] + i * 4 * kFloats);
+                  ByteTag(), batch.codes[row] + i * 4 * kFloats);
       }
     }
-    const size_t target = row * stride + channel / 4;
-    PackFourTiles(four, rows, head.high + target, head.low + target, stride);
+    const size_t target = first * stride + channel / 4;
+    PackTiles(batch, rows, head.high + target, head.low + target, stride);
   }
   return errors.Sum();
 }

@@ -31,8 +31,8 @@ class LayerQuantizer {
 
   void Run() {
     for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
-      QuantizeK(head);
-      QuantizeV(head);
+      if (args_.k_errors != nullptr) QuantizeK(head);
+      if (args_.v_errors != nullptr) QuantizeV(head);
     }
   }
 
@@ -56,8 +56,8 @@ class LayerQuantizer {
                      .low = low + shape_.nraw * row_bytes,
                      .next = internal::SourceOf(args_).V(head, 0)};
     FindRanges(k, scratch_);
-    FinishRanges<Source>(shape_.k_dim, args_.out.k_scale + 2 * head * dim, args_.out.k_min + 2 * head * dim,
-                         scratch_);
+    FinishRanges<Source>(shape_.k_dim, 15, args_.out.k_scale + 2 * head * dim,
+                         args_.out.k_min + 2 * head * dim, scratch_);
     MarkBoosted(shape_.k_dim, shape_.nb, scratch_.ranges);
 
     RowErrors* errors = ErrorsOf(args_.k_errors, head);
@@ -125,7 +125,8 @@ class LayerQuantizer {
                             .scale_stride = groups,
                             .high = high + plane,
                             .low = low != nullptr ? low + plane : nullptr,
-                            .plane_stride = dim / 4};
+                            .plane_stride = dim / 4,
+                            .next = NextK(head) + 2 * first};
       if (dim - first >= kTileCodes) {
         QuantizeVGroup(group, errors + shape_.nraw);
       } else {
@@ -137,6 +138,12 @@ class LayerQuantizer {
     if (low != nullptr) RepeatLastRow(low, dim / 4);
   }
 
+  /// What is read after V of a head: K of the next one, or of the next layer, if it lies behind this one.
+  const std::byte* NextK(uint32_t head) const {
+    return head + 1u < shape_.kv_heads ? internal::SourceOf(args_).K(head + 1, 0)
+                                       : args_.raw + RawLayerBytes(shape_);
+  }
+
   void QuantizeVGroup(const VGroup& group, RowErrors* errors) {
     ErrorVectors sums;
     RowErrorSum decoded;
@@ -144,19 +151,16 @@ class LayerQuantizer {
       const uint32_t rows = group.rows - first < kVBatch ? group.rows - first : kVBatch;
       RotateBatch<Source>(group, first, rows, batch_);
       FindVScales(batch_);
-      for (uint32_t row = 0; row < rows; row += 4) {
-        const uint32_t tiles = rows - row < 4 ? rows - row : 4;
-        for (uint32_t tile = 0; tile < tiles; ++tile) {
-          QuantizeVRow(batch_, row + tile, four_.codes[tile], sums);
-          const auto scale_byte = static_cast<uint8_t>(batch_.scale_byte[row + tile]);
-          group.scale[(first + row + tile) * group.scale_stride] = scale_byte;
-          if (scale_byte >= kVScaleClamps)
-            decoded.Add(MeasureDecodedRow<dtype>(group.source + (first + row + tile) * group.source_stride));
-        }
-        const size_t target = (first + row) * group.plane_stride;
-        PackFourTiles(four_, tiles, group.high + target, group.low != nullptr ? group.low + target : nullptr,
-                      group.plane_stride);
+      QuantizeVBatch(batch_, rows, tiles_, sums);
+      for (uint32_t row = 0; row < rows; ++row) {
+        const auto scale_byte = static_cast<uint8_t>(batch_.scale_byte[row]);
+        group.scale[(first + row) * group.scale_stride] = scale_byte;
+        if (batch_.clamps && scale_byte >= kVScaleClamps)
+          decoded.Add(MeasureDecodedRow<dtype>(group.source + (first + row) * group.source_stride));
       }
+      const size_t target = first * group.plane_stride;
+      PackTiles(tiles_, rows, group.high + target, group.low != nullptr ? group.low + target : nullptr,
+                group.plane_stride);
     }
     decoded.Add(sums.Sum());
     decoded.Add(errors[0]);
@@ -205,7 +209,7 @@ class LayerQuantizer {
   const BlockShape& shape_;
   KScratch scratch_;
   VBatch batch_ = {};
-  FourTiles four_ = {};
+  TileBatch tiles_ = {};
   uint8_t k_low_[kMaxTokens * kMaxHeadDim / 4];  ///< where the rung has no K low plane
 };
 

@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
-inline constexpr uint32_t kVBatch = 16;
+inline constexpr uint32_t kVBatch = TileBatch::kTiles;
 inline constexpr uint32_t kTileVectors = kTileCodes / kFloats;
 
 /// One group of a head's V, from the first row that is not raw on.
@@ -34,6 +34,7 @@ struct VGroup {
   uint8_t* high;  ///< rows `plane_stride` apart
   uint8_t* low;   ///< the same, or null
   size_t plane_stride;
+  const std::byte* next;  ///< what the caller reads afterwards, in rows like these: is fetched on the way
 };
 
 /// Sixteen groups between the two passes.
@@ -44,11 +45,12 @@ struct VBatch {
   alignas(64) float inverse[kVBatch];  ///< times the parts of a step and the 1/8 of the rotation
   alignas(64) float weight[kVBatch];   ///< of squared parts; 0 where errors are measured otherwise
   alignas(64) uint16_t scale_byte[kVBatch];
+  bool clamps;  ///< whether any of the sixteen has such errors
 };
 
 /// (a + b, a - b) of lanes `distance` apart: v * (1, -1) is exact, so one fused operation rounds once.
 template <uint32_t distance>
-inline Floats ButterflyLanes(Floats v) {
+HWY_INLINE Floats ButterflyLanes(Floats v) {
   const FloatTag df;
   alignas(64) static constexpr uint32_t kSigns[4][16] = {
 #define KVTIER_MINUS 0x80000000u
@@ -79,7 +81,7 @@ inline Floats ButterflyLanes(Floats v) {
 }
 
 template <uint32_t distance>
-inline void ButterflyVectors(Floats (&v)[kTileVectors]) {
+HWY_INLINE void ButterflyVectors(Floats (&v)[kTileVectors]) {
   constexpr uint32_t kStep = distance / kFloats;
   for (uint32_t start = 0; start < kTileVectors; start += 2 * kStep) {
     for (uint32_t i = start; i < start + kStep; ++i) {
@@ -91,7 +93,7 @@ inline void ButterflyVectors(Floats (&v)[kTileVectors]) {
 }
 
 template <uint32_t distance>
-inline void Butterfly(Floats (&v)[kTileVectors]) {
+HWY_INLINE void Butterfly(Floats (&v)[kTileVectors]) {
   if constexpr (distance < kFloats) {
     for (Floats& lanes : v) lanes = ButterflyLanes<distance>(lanes);
   } else {
@@ -99,10 +101,18 @@ inline void Butterfly(Floats (&v)[kTileVectors]) {
   }
 }
 
+HWY_INLINE Floats MaxMagnitude(Floats a, Floats b) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return Floats{_mm512_range_ps(a.raw, b.raw, 0b1011)};  // the larger magnitude, without a sign
+#else
+  return hn::Max(hn::Abs(a), hn::Abs(b));
+#endif
+}
+
 /// 8 y of one row to `rotated`; returns the largest magnitudes, lane by lane. The 1/8 of the rotation comes
 /// later, with the scale: a power of two changes no rounding.
 template <class Source>
-inline Floats RotateRow(const std::byte* source, float* rotated) {
+HWY_INLINE Floats RotateRow(const std::byte* source, float* rotated) {
   const FloatTag df;
   Floats v[kTileVectors];
   for (uint32_t i = 0; i < kTileVectors; ++i) v[i] = Source::Load(source + 2 * i * kFloats);
@@ -112,14 +122,14 @@ inline Floats RotateRow(const std::byte* source, float* rotated) {
   Butterfly<8>(v);
   Butterfly<16>(v);
   Butterfly<32>(v);
-  auto largest = hn::Abs(v[0]);
-  for (uint32_t i = 1; i < kTileVectors; ++i) largest = hn::Max(largest, hn::Abs(v[i]));
+  auto largest = MaxMagnitude(v[0], v[1]);
+  for (uint32_t i = 2; i < kTileVectors; ++i) largest = MaxMagnitude(largest, v[i]);
   for (uint32_t i = 0; i < kTileVectors; ++i) hn::Store(v[i], df, rotated + i * kFloats);
   return largest;
 }
 
 /// Within every 128 bits: lane r is the largest lane of row r.
-inline Floats LargestOfFourRows(Floats a, Floats b, Floats c, Floats d) {
+HWY_INLINE Floats LargestOfFourRows(Floats a, Floats b, Floats c, Floats d) {
   const FloatTag df;
   const hn::ScalableTag<uint64_t> d64;
   const auto ab = hn::BitCast(d64, hn::Max(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b)));
@@ -130,7 +140,7 @@ inline Floats LargestOfFourRows(Floats a, Floats b, Floats c, Floats d) {
 
 /// First pass: rows to the batch, with the largest magnitude of each. Rows beyond the last repeat it.
 template <class Source>
-inline void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows, VBatch& batch) {
+HWY_NOINLINE void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows, VBatch& batch) {
   const FloatTag df;
   const hn::Full128<float> d4;
   for (uint32_t row = 0; row < kVBatch; row += 4) {
@@ -140,9 +150,11 @@ inline void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows, VBat
       const uint32_t clamped = row + r < rows ? row + r : rows - 1;
       const std::byte* source = group.source + (first + clamped) * group.source_stride;
       largest[r] = RotateRow<Source>(source, batch.rotated[row + r]);
-      const std::byte* ahead = source + kVBatch * group.source_stride;
-      hwy::Prefetch(ahead);
-      hwy::Prefetch(ahead + 64);
+      const std::byte* next = group.next + (source - group.source);
+      hwy::Prefetch(next);
+      hwy::Prefetch(next + 64);
+      hwy::Prefetch(group.high + (first + clamped) * group.plane_stride);
+      if (group.low != nullptr) hwy::Prefetch(group.low + (first + clamped) * group.plane_stride);
     }
     hn::Store(LargestOfFourRows(largest[0], largest[1], largest[2], largest[3]), df,
               batch.block_max[row / 4]);
@@ -154,10 +166,11 @@ inline void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows, VBat
 }
 
 /// Scales of a batch from its largest magnitudes.
-inline void FindVScales(VBatch& batch) {
+HWY_INLINE void FindVScales(VBatch& batch) {
   const FloatTag df;
   const hn::RebindToUnsigned<FloatTag> d32;
   const hn::Rebind<uint16_t, FloatTag> d16;
+  batch.clamps = false;
   for (uint32_t i = 0; i < kVBatch; i += kFloats) {
     const auto largest = hn::Mul(hn::Load(df, batch.largest + i), hn::Set(df, 0.125f));
     const auto wanted = hn::Mul(largest, hn::Set(df, 0.125f));
@@ -175,10 +188,11 @@ inline void FindVScales(VBatch& batch) {
     hn::Store(hn::Mul(inverse, hn::Set(df, kVGridParts * 0.125f)), df, batch.inverse + i);
     hn::Store(hn::IfThenZeroElse(clamps, hn::Mul(part, part)), df, batch.weight + i);
     hn::Store(byte16, d16, batch.scale_byte + i);
+    batch.clamps |= !hn::AllFalse(df, clamps);
   }
 }
 
-inline Int32s FloorToInts(Floats v) {
+HWY_INLINE Int32s FloorToInts(Floats v) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   return Int32s{_mm512_cvt_roundps_epi32(v.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 #else
@@ -187,17 +201,23 @@ inline Int32s FloorToInts(Floats v) {
 }
 
 /// Adds weight * (sum of squares of a and b), which hold at most four products a lane within int32.
-inline Floats AddSquares(Int16s a, Int16s b, Floats weight, Floats sum) {
+HWY_INLINE Floats AddSquares(Int16s a, Int16s b, Floats weight, Floats sum) {
+#if HWY_TARGET == HWY_AVX3_DL
+  // By name: Highway 1.0.3 looks for AVX512_VNNI when it chooses this target, but does not tell the compiler.
+  Int32s squares{_mm512_madd_epi16(a.raw, a.raw)};
+  asm("vpdpwssd %1, %1, %0" : "+v"(squares.raw) : "v"(b.raw));
+#else
   const Int32Tag d32;
   Int32s odd = hn::Zero(d32);
-  Int32s even = hn::ReorderWidenMulAccumulate(d32, a, a, hn::Zero(d32), odd);
-  even = hn::ReorderWidenMulAccumulate(d32, b, b, even, odd);
-  return hn::MulAdd(hn::ConvertTo(FloatTag(), hn::Add(even, odd)), weight, sum);
+  Int32s squares = hn::ReorderWidenMulAccumulate(d32, a, a, hn::Zero(d32), odd);
+  squares = hn::Add(hn::ReorderWidenMulAccumulate(d32, b, b, squares, odd), odd);
+#endif
+  return hn::MulAdd(hn::ConvertTo(FloatTag(), squares), weight, sum);
 }
 
 /// Distance of positions to the middle of their cell of 2^kBits parts.
 template <int kBits>
-inline Int16s ToMiddle(Int16s position) {
+HWY_INLINE Int16s ToMiddle(Int16s position) {
   const Int16Tag d16;
   return hn::Sub(hn::And(position, hn::Set(d16, int16_t{(1 << kBits) - 1})),
                  hn::Set(d16, int16_t{1 << (kBits - 1)}));
@@ -205,7 +225,7 @@ inline Int16s ToMiddle(Int16s position) {
 
 /// Second pass, one row: positions on the grid, in parts of a step; from them codes, in block order, and
 /// errors.
-inline void QuantizeVRow(const VBatch& batch, uint32_t row, uint8_t* codes, ErrorVectors& errors) {
+HWY_INLINE void QuantizeVRow(const VBatch& batch, uint32_t row, uint8_t* codes, ErrorVectors& errors) {
   constexpr uint32_t kQuarterVectors = kTileBytes / kFloats;
   static_assert(kVGridParts == 1 << 11);
   const FloatTag df;
@@ -229,9 +249,16 @@ inline void QuantizeVRow(const VBatch& batch, uint32_t row, uint8_t* codes, Erro
   }
 }
 
+/// Second pass: all rows of a batch.
+HWY_NOINLINE void QuantizeVBatch(const VBatch& batch, uint32_t rows, TileBatch& tiles, ErrorVectors& errors) {
+  ErrorVectors sums = errors;
+  for (uint32_t row = 0; row < rows; ++row) QuantizeVRow(batch, row, tiles.codes[row], sums);
+  errors = sums;
+}
+
 /// Errors of a row whose decoded values may be clamped, by the portable code.
 template <DType dtype>
-inline RowErrors MeasureDecodedRow(const std::byte* source) {
+HWY_NOINLINE RowErrors MeasureDecodedRow(const std::byte* source) {
   float x[kTileCodes], steps[kTileCodes];
   uint8_t codes[kTileCodes];
   LoadTile(source, dtype, 1, kTileCodes, x);

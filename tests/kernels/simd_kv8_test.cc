@@ -1,0 +1,188 @@
+// kv8 on every set of vector instructions that this CPU has: the bytes of the portable body both ways, and
+// its errors to the last place of the fp16 that keeps them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <span>
+
+#include "kernels/simd/kv8_simd.h"
+#include "kernels/team.h"
+#include "tests/codecs/guarded_memory.h"
+#include "tests/support/simd_level_test.h"
+
+namespace kvtier {
+namespace {
+
+constexpr uint32_t kSeed = 88;
+
+/// The sections of one layer, each in memory of its own.
+class Layer {
+ public:
+  explicit Layer(const BlockShape& s) : shape_(s) {
+    const size_t heads = s.kv_heads, rows = heads * s.tokens;
+    sections_ = {.k_scale = Own(2 * heads * s.k_dim),
+                 .k_min = Own(2 * heads * s.k_dim),
+                 .v_scale = Own(2 * rows),
+                 .k_raw = Own(2 * heads * s.nraw * s.k_dim),
+                 .v_raw = Own(2 * heads * s.nraw * s.v_dim),
+                 .k_codes = Own(rows * s.k_dim),
+                 .v_codes = Own(rows * s.v_dim)};
+    errors_.resize(2 * rows);
+  }
+  QuantizeKv8Args From(std::span<const std::byte> raw) {
+    return {.source = {.shape = shape_, .raw = raw.data(), .scales = {}},
+            .out = sections_,
+            .k_errors = errors_.data(),
+            .v_errors = errors_.data() + errors_.size() / 2};
+  }
+  DequantizeKv8Args To(const KvLayerView& out) const {
+    const Kv8Sections<uint8_t>& s = sections_;
+    return {.shape = shape_,
+            .in = {.k_scale = s.k_scale,
+                   .k_min = s.k_min,
+                   .v_scale = s.v_scale,
+                   .k_raw = s.k_raw,
+                   .v_raw = s.v_raw,
+                   .k_codes = s.k_codes,
+                   .v_codes = s.v_codes},
+            .out = out};
+  }
+  void FillRandomly(std::mt19937& random) {
+    for (GuardedMemory& memory : memory_)
+      for (std::byte& byte : memory.span()) byte = static_cast<std::byte>(random());
+  }
+  bool HasBytesOf(const Layer& other) const {
+    for (size_t i = 0; i < memory_.size(); ++i)
+      if (!std::ranges::equal(memory_[i].span(), other.memory_[i].span())) return false;
+    return true;
+  }
+  /// Relative error of K (which = 0) or V (1).
+  double Error(size_t which) const {
+    double square = 0, error = 0;
+    for (const Kv8RowErrors& row :
+         std::span(errors_).subspan(which * errors_.size() / 2, errors_.size() / 2)) {
+      square += row.square;
+      error += row.error;
+    }
+    return error == 0 ? 0 : std::sqrt(error / square);
+  }
+
+ private:
+  uint8_t* Own(size_t bytes) {
+    memory_.emplace_back(bytes, GuardedEnd::kBack);
+    return reinterpret_cast<uint8_t*>(memory_.back().span().data());
+  }
+  BlockShape shape_;
+  std::vector<GuardedMemory> memory_;
+  Kv8Sections<uint8_t> sections_;
+  std::vector<Kv8RowErrors> errors_;
+};
+
+std::vector<BlockShape> Shapes() {
+  std::vector<BlockShape> shapes;
+  for (uint32_t dim = 16; dim <= kMaxHeadDim; dim += 16) {
+    const uint32_t tokens = 1 + dim * 37 % 128;
+    shapes.push_back({.layers = 1,
+                      .kv_heads = static_cast<uint16_t>(1 + dim / 32 % 2),
+                      .k_dim = static_cast<uint16_t>(dim),
+                      .v_dim = static_cast<uint16_t>(272 - dim),
+                      .tokens = static_cast<uint16_t>(tokens),
+                      .dtype = dim / 16 % 2 == 0 ? DType::kFp16 : DType::kBf16,
+                      .nraw = static_cast<uint8_t>(std::min(tokens, dim / 16 % 5))});
+  }
+  return shapes;
+}
+
+/// Kinds of elements, by index: normal, normal far from zero, any finite bits, subnormals, signed zeros,
+/// ends.
+constexpr uint32_t kKinds = 6;
+std::vector<std::byte> Raw(const BlockShape& shape, uint32_t kind, std::mt19937& random) {
+  const bool is_bf16 = shape.dtype == DType::kBf16;
+  const uint32_t limit = is_bf16 ? kBf16AboveFp16 : kFp16Infinity;
+  std::normal_distribution<float> normal(kind == 1 ? 50 : 0);
+  std::vector<std::byte> raw(RawLayerBytes(shape));
+  for (size_t at = 0; at < raw.size(); at += 2) {
+    uint32_t bits = random();
+    if (kind < 2) {
+      const float value = normal(random);
+      bits = is_bf16 ? Bf16FromFp32(value) : Fp16FromFp32(value);
+    } else if (kind == 2) {
+      bits = (bits & 0x8000) | (bits & 0x7fff) % limit;
+    } else if (kind == 3) {
+      bits &= 0x83ff;
+    } else {
+      bits = (bits & 0x8000) | (kind == 4 ? 0 : limit - 1);
+    }
+    Store16(&raw[at], static_cast<uint16_t>(bits));
+  }
+  return raw;
+}
+
+class SimdKv8Test : public SimdLevelTest {
+ protected:
+  static void ExpectSameDecoding(const BlockShape& s, const Layer& layer, DType dtype, VForm form,
+                                 Stores stores) {
+    const int64_t row = int64_t{DTypeBytes(dtype)} * std::max(s.k_dim, s.v_dim);
+    const GuardedMemory expected(static_cast<size_t>(2 * row * s.kv_heads * s.tokens), GuardedEnd::kBack);
+    const GuardedMemory actual(expected.span().size(), GuardedEnd::kBack);
+    const auto view = [&](const GuardedMemory& memory) {
+      std::ranges::fill(memory.span(), std::byte{0xA5});
+      KvLayerView out;
+      out.k = memory.span().data();
+      out.v = out.k + row * s.kv_heads * s.tokens;
+      out.channel_stride = DTypeBytes(dtype);
+      out.token_stride = row;
+      out.head_stride = row * s.tokens;
+      out.dtype = dtype;
+      out.v_form = form;
+      out.stores = stores;
+      return out;
+    };
+    const DequantizeKv8Args portable = layer.To(view(expected));
+    LaunchSerial(Kv8Launch(s), [&](const SerialTeam& team) { DequantizeKv8(team, portable); });
+    DequantizeKv8Simd(layer.To(view(actual)));
+    ASSERT_TRUE(std::ranges::equal(expected.span(), actual.span()))
+        << "dtype " << int(dtype) << ", form " << int(form) << ", stores " << int(stores);
+  }
+  static void ExpectSameDecodings(const BlockShape& s, const Layer& layer) {
+    for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32, DType::kE4m3})
+      for (const VForm form : {VForm::kPlain, VForm::kRotated})
+        for (const Stores stores : {Stores::kCached, Stores::kStreaming})
+          ExpectSameDecoding(s, layer, dtype, form, stores);
+  }
+};
+
+TEST_P(SimdKv8Test, EncodesAndDecodesAsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  for (const BlockShape& shape : Shapes()) {
+    SCOPED_TRACE(testing::Message() << "Dk " << shape.k_dim << " T " << shape.tokens << " dtype "
+                                    << int(shape.dtype));
+    for (uint32_t kind = 0; kind < kKinds; ++kind) {
+      const std::vector<std::byte> raw = Raw(shape, kind, random);
+      Layer expected(shape), actual(shape);
+      const QuantizeKv8Args portable = expected.From(raw);
+      LaunchSerial(Kv8Launch(shape), [&](const SerialTeam& team) { QuantizeKv8(team, portable); });
+      QuantizeKv8Simd(actual.From(raw));
+      ASSERT_TRUE(actual.HasBytesOf(expected)) << "kind " << kind;
+      for (const size_t which : {0, 1})
+        ASSERT_NEAR(actual.Error(which), expected.Error(which), expected.Error(which) / 4096) << kind;
+      if (kind == shape.k_dim / 16 % kKinds) ExpectSameDecodings(shape, actual);
+    }
+  }
+}
+
+TEST_P(SimdKv8Test, DecodesArbitraryBytesAsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  for (const BlockShape& shape : Shapes()) {
+    Layer layer(shape);
+    layer.FillRandomly(random);
+    ExpectSameDecodings(shape, layer);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, SimdKv8Test, testing::ValuesIn(AllSimdLevels()), SimdLevelParamName);
+
+}  // namespace
+}  // namespace kvtier
