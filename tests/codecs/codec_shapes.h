@@ -62,8 +62,7 @@ inline std::vector<BlockShape> ShapesOf(const Codec& codec) {
   std::ranges::sort(supported, {}, [](const BlockShape& s) {
     return std::tuple(s.kv_heads, s.k_dim, s.dtype, s.nraw, s.nb);
   });
-  const auto repeated = std::ranges::unique(supported);
-  supported.erase(repeated.begin(), repeated.end());
+  supported.erase(std::unique(supported.begin(), supported.end()), supported.end());
   return supported;
 }
 

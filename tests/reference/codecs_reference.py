@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-CODECS = ("raw16", "kv4p", "kv42", "kv2p")
+CODECS = ("raw16", "kv8", "kv4p", "kv42", "kv2p")
 F16_MAX = np.float32(65504)
 
 

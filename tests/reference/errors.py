@@ -26,8 +26,11 @@ def through_codec(k, v, codec, tokens_per_block, nb):
     k_out, v_out = np.empty_like(k), np.empty_like(v)
     for first in range(0, k.shape[1], tokens_per_block):
         block = slice(first, first + tokens_per_block)
-        layer = codecs.encode(k[:, block], v[:, block], nraw=1 if first == 0 else 0, nb=nb)
-        k_out[:, block], v_out[:, block] = codecs.decode(layer, codec)
+        nraw = 1 if first == 0 else 0
+        if codec == "kv8":
+            k_out[:, block], v_out[:, block] = codecs.decode_kv8(codecs.encode_kv8(k[:, block], v[:, block], nraw))
+        else:
+            k_out[:, block], v_out[:, block] = codecs.decode(codecs.encode(k[:, block], v[:, block], nraw, nb), codec)
     return k_out, v_out
 
 
