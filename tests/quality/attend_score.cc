@@ -111,7 +111,7 @@ AttendLayerScore AttendScore::Overall() const {
 }
 
 Result<AttendScore> ScoreAttend(const Codec& codec, const Fixture& fixture, uint32_t query_step) {
-  const Form form = {.codec = &codec, .tokens = kBlockTokens, .nb = kBoost};
+  const Form form = {.codec = &codec, .tokens = kBlockTokens, .nb = kBoost, .by = nullptr};
   std::vector<OwnedImage> blocks;
   std::vector<LayerKv> decoded;
   for (uint32_t layer = 0; layer < fixture.layers(); ++layer)

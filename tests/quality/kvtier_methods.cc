@@ -40,6 +40,7 @@ std::string NameOf(const Form& form) {
   std::string name(form.codec->name);
   if (!IsPlaneFamily(form.codec->id)) return name;
   name += " T" + std::to_string(form.tokens);
+  if (form.by != nullptr) name += " by " + std::string(form.by->name);
   return form.codec->id == CodecId::kKv2p ? name + " nb" + std::to_string(form.nb) : name;
 }
 
@@ -49,7 +50,10 @@ Result<OwnedImage> EncodeFixtureBlock(const Form& form, const Fixture& fixture, 
   std::vector<std::byte> raw = fixture.RawBlock(first_token, form.tokens);
   const BlockShape shape = ShapeOf(form, fixture, first_token);
   if (shape.dtype == DType::kE4m3) raw = E4m3From(raw);
-  return EncodeOwned(*form.codec, MakeIdentity(first_token, shape), raw);
+  const BlockIdentity identity = MakeIdentity(first_token, shape);
+  if (form.by == nullptr) return EncodeOwned(*form.codec, identity, raw);
+  KVTIER_ASSIGN(const OwnedImage before, EncodeOwned(*form.by, identity, raw));
+  return RequantizeOwned(before.bytes, *form.codec, identity);
 }
 
 void DecodeInto(const ImageView& image, uint32_t first_token, std::vector<LayerKv>& layers) {
@@ -95,6 +99,7 @@ std::vector<Method> KvtierMethods() {
     if (codec->id == CodecId::kKv2p)
       for (const uint8_t nb : {kQuarter, kEighth, uint8_t{0}}) forms.push_back({codec, kUsualTokens, nb});
     if (IsPlaneFamily(codec->id)) forms.push_back({codec, kShortTokens, kHalf});
+    if (codec->id == CodecId::kKv4p) forms.push_back({codec, kUsualTokens, kHalf, FindCodec(CodecId::kKv8)});
   }
   std::vector<Method> methods;
   for (const Form& form : forms)

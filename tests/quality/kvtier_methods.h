@@ -8,8 +8,9 @@ namespace kvtier::quality {
 /// One form of a codec.
 struct Form {
   const Codec* codec;
-  uint16_t tokens;  ///< of a block
-  uint8_t nb;       ///< boosted channels of the plane family
+  uint16_t tokens;            ///< of a block
+  uint8_t nb;                 ///< boosted channels of the plane family
+  const Codec* by = nullptr;  ///< the codec that it was in before; null: none
 };
 
 /// The block of `form` that begins at `first_token`, all layers; the first token of a sequence is a raw row,
