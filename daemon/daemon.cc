@@ -108,7 +108,8 @@ class DaemonImpl final : public Daemon {
     KVTIER_TRY(BuildEngine());
     KVTIER_TRY(StartThreads());
     KVTIER_TRY(Serve());
-    TellWhatRuns();
+    TellWhatRuns();  // before a probe hears that this is up
+    ready_.store(true);
     return Status::Ok();
   }
 
@@ -318,7 +319,6 @@ class DaemonImpl final : public Daemon {
                                                         .clock = clock_}));
     // Last: a session's welcome is the invitation to call.
     sessions_->Start();
-    ready_.store(true);
     return Status::Ok();
   }
 
