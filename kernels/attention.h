@@ -43,6 +43,7 @@ KVTIER_HD inline float AttentionMass(float part_lse, float all_lse) {
 
 /// What the sums of a part with maximum m are multiplied by when the maximum becomes `all`.
 KVTIER_HD inline float MergeFactor(float m, float all) {
+  if (m == all) return 1.0f;  // one of the two in every merge
   return m > -INFINITY ? expf(m - all) : 0.0f;
 }
 /// One head of `from` into the same head of `into`; o of both in the same form.

@@ -79,6 +79,7 @@ HWY_INLINE void AddPlane(const WordColumns& high, const WordColumns& low, uint32
     const uint32_t words = WordsOf(TileCodes(codes_in_row, first));
     for (uint32_t w = 0; w < words; ++w) {
       VI32 codes[U][4];
+#pragma GCC unroll 8
       for (uint32_t u = 0; u < U; ++u) {
         const uint32_t at = t + u * HWY_LANES(uint32_t);
         const VU32 packed = hn::Load(d, high[first / 16 + w] + at);
@@ -88,9 +89,12 @@ HWY_INLINE void AddPlane(const WordColumns& high, const WordColumns& low, uint32
           UnpackInt2(packed, codes[u]);
         }
       }
+#pragma GCC unroll 8
       for (uint32_t k = 0; k < 4; ++k) {
+#pragma GCC unroll 8
         for (uint32_t i = 0; i < Q; ++i) {
           const VI32 four = Broadcast(query[i] + first + 4 * (k * words + w));
+#pragma GCC unroll 8
           for (uint32_t u = 0; u < U; ++u) sums[i][u] = DotBytes(sums[i][u], codes[u][k], four);
         }
       }
@@ -102,15 +106,21 @@ template <uint32_t Q, uint32_t U, bool kHasLow>
 HWY_NOINLINE inline void ScoreTokens(const ScoreInputs& in, uint32_t t, float (*scores)[kMaxTokens]) {
   const F32 d;
   VI32 sums[Q][U];
+#pragma GCC unroll 8
   for (uint32_t i = 0; i < Q; ++i)
+#pragma GCC unroll 8
     for (uint32_t u = 0; u < U; ++u) sums[i][u] = hn::Zero(I32());
   AddPlane<Q, U, kHasLow>(in.high, in.low, in.k_dim, t, in.query, sums);
   if constexpr (!kHasLow) {
+#pragma GCC unroll 8
     for (uint32_t i = 0; i < Q; ++i)
+#pragma GCC unroll 8
       for (uint32_t u = 0; u < U; ++u) sums[i][u] = hn::ShiftLeft<2>(sums[i][u]);
     if (in.nb > 0) AddPlane<Q, U, false>(in.low, in.low, in.nb, t, in.boost_query, sums);
   }
+#pragma GCC unroll 8
   for (uint32_t i = 0; i < Q; ++i) {
+#pragma GCC unroll 8
     for (uint32_t u = 0; u < U; ++u) {
       const VF32 score =
           hn::MulAdd(hn::ConvertTo(d, sums[i][u]), hn::Set(d, in.step[i]), hn::Set(d, in.bias[i]));
@@ -173,21 +183,25 @@ HWY_INLINE void UnpackForSum(VU32 high, const uint32_t* low, uint32_t first, VI3
     const VU32 last = hn::And(hn::ShiftRight<6>(high), hn::Set(d, 0x03030303u));
     const VU32 in_place[4] = {hn::And(high, hn::Set(d, 0x03030303u)), hn::And(high, hn::Set(d, 0x0c0c0c0cu)),
                               hn::And(high, hn::Set(d, 0x30303030u)), last};
+#pragma GCC unroll 8
     for (uint32_t j = 0; j < kQuarters; ++j)
       codes[j] = hn::BitCast(I32(), in_place[kQuarters == 4 ? j : first + 2 * j]);
   }
 }
 
-/// Columns [column, column + lanes) of a quarter, those that it has.
-HWY_INLINE void StoreColumns(VF32 values, uint32_t column, uint32_t quarter_columns, float* quarter) {
-  const F32 d;
-  if (column + hn::Lanes(d) <= quarter_columns) {
-    hn::StoreU(values, d, quarter + column);
-    return;
+/// sums[i][j] += weight i of four tokens times their codes in quarter j of a vector of columns.
+template <uint32_t Q, bool kHasLow, uint32_t kQuarters>
+HWY_INLINE void AddTokens(const TileInputs& in, uint32_t t, uint32_t column, uint32_t first,
+                          VI32 (&sums)[Q][kQuarters]) {
+  VI32 codes[kQuarters];
+  UnpackForSum<kHasLow, kQuarters>(hn::Load(U32(), in.high[t / 4] + column), in.low[t / 4] + column, first,
+                                   codes);
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < Q; ++i) {
+    const VI32 four = Broadcast(in.weights[i * kVGroupsMax] + t);
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < kQuarters; ++j) sums[i][j] = DotBytes(sums[i][j], four, codes[j]);
   }
-  alignas(64) float columns[HWY_LANES(float)];
-  hn::Store(values, d, columns);
-  for (uint32_t c = 0; column + c < quarter_columns; ++c) quarter[column + c] = columns[c];
 }
 
 /// o = step * sum over tokens of weight * code + bias, for `kQuarters` quarters of a vector of columns.
@@ -196,26 +210,32 @@ HWY_NOINLINE inline void SumColumns(const TileInputs& in, const TileOutputs& out
                                     uint32_t first, Prefetcher& prefetcher) {
   const F32 d;
   VI32 sums[Q][kQuarters];
+#pragma GCC unroll 8
   for (uint32_t i = 0; i < Q; ++i)
+#pragma GCC unroll 8
     for (uint32_t j = 0; j < kQuarters; ++j) sums[i][j] = hn::Zero(I32());
-  for (uint32_t t = 0; t < in.tokens; t += 4) {
-    VI32 codes[kQuarters];
-    UnpackForSum<kHasLow, kQuarters>(hn::Load(U32(), in.high[t / 4] + column), in.low[t / 4] + column, first,
-                                     codes);
-    for (uint32_t i = 0; i < Q; ++i) {
-      const VI32 four = Broadcast(in.weights[i * kVGroupsMax] + t);
-      for (uint32_t j = 0; j < kQuarters; ++j) sums[i][j] = DotBytes(sums[i][j], four, codes[j]);
-    }
-    if (t % 16 == 0) prefetcher.StepFor(16);
+  for (uint32_t start = 0; start < in.tokens; start += kTokenPad) {
+    const uint32_t end = HWY_MIN(start + kTokenPad, in.tokens);
+    for (uint32_t t = start; t < end; t += 4) AddTokens<Q, kHasLow, kQuarters>(in, t, column, first, sums);
+    prefetcher.StepFor(kTokenPad);
   }
-  for (uint32_t i = 0; i < Q;
-       ++i) {  // all of them: an index that varies would keep the sums out of registers
+  // By way of memory: an index that varies would keep the sums out of registers.
+  alignas(64) float values[Q][kQuarters][HWY_LANES(float)];
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < Q; ++i) {
     const VF32 step = hn::Set(d, in.step[i * kVGroupsMax]), bias = hn::Set(d, in.bias[i * kVGroupsMax]);
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < kQuarters; ++j) {
+      const VF32 unit = hn::Set(d, CodeUnit<kHasLow>(kQuarters == 4 ? j : first + 2 * j));
+      hn::Store(hn::MulAdd(hn::Mul(hn::ConvertTo(d, sums[i][j]), unit), step, bias), d, values[i][j]);
+    }
+  }
+  const uint32_t quarter_columns = in.codes / 4;
+  const auto columns = HWY_MIN(quarter_columns - column, static_cast<uint32_t>(HWY_LANES(float)));
+  for (uint32_t i = 0; i < out.queries; ++i) {
     for (uint32_t j = 0; j < kQuarters; ++j) {
       const uint32_t k = kQuarters == 4 ? j : first + 2 * j;
-      const VF32 unit = hn::Set(d, CodeUnit<kHasLow>(k));
-      const VF32 sum = hn::MulAdd(hn::Mul(hn::ConvertTo(d, sums[i][j]), unit), step, bias);
-      if (i < out.queries) StoreColumns(sum, column, in.codes / 4, out.o + i * out.stride + k * in.codes / 4);
+      memcpy(out.o + i * out.stride + k * quarter_columns + column, values[i][j], columns * sizeof(float));
     }
   }
 }
