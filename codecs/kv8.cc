@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <vector>
 
 #include "codecs/relative_rms.h"
 #include "codecs/rows.h"
@@ -35,24 +34,13 @@ Kv8Sections<Byte> SectionsOf(const BlockShape& shape, const Parts& parts) {
   return sections;
 }
 
-float ErrorOf(std::span<const Kv8RowErrors> rows) {
-  Kv8RowErrors sum;
-  for (const Kv8RowErrors& row : rows) {
-    sum.square += row.square;
-    sum.error += row.error;
-  }
-  return RelativeRms(sum.error, sum.square);
-}
-
 LayerError Encode(const BlockShape& shape, const LayerSource& source, const LayerParts& out) {
   KVTIER_CHECK(Supports(shape) && source.raw.size() == RawLayerBytes(shape));
-  const size_t rows = size_t{shape.kv_heads} * shape.tokens;
-  std::vector<Kv8RowErrors> errors(2 * rows);
-  QuantizeKv8Simd({.source = {.shape = shape, .raw = source.raw.data(), .scales = source.scales},
-                   .out = SectionsOf<uint8_t>(shape, out),
-                   .k_errors = errors.data(),
-                   .v_errors = errors.data() + rows});
-  return {.k_int4 = ErrorOf(std::span(errors).first(rows)), .v_int4 = ErrorOf(std::span(errors).last(rows))};
+  const Kv8LayerErrors errors =
+      QuantizeKv8Simd({.source = {.shape = shape, .raw = source.raw.data(), .scales = source.scales},
+                       .out = SectionsOf<uint8_t>(shape, out)});
+  return {.k_int4 = RelativeRms(errors.k.error, errors.k.square),
+          .v_int4 = RelativeRms(errors.v.error, errors.v.square)};
 }
 
 void Decode(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out) {

@@ -1,7 +1,5 @@
 #include "codecs/plane_family.h"
 
-#include <vector>
-
 #include "codecs/relative_rms.h"
 #include "codecs/section_cursor.h"
 #include "codecs/sections.h"
@@ -58,17 +56,8 @@ PlaneSections<Byte> SectionsOf(const BlockShape& shape, uint8_t planes, const Pa
   return sections;
 }
 
-RowErrors SumRows(std::span<const RowErrors> rows) {
-  RowErrors sum;
-  for (const RowErrors& row : rows) {
-    sum.square += row.square;
-    sum.int4 += row.int4;
-    sum.int2 += row.int2;
-  }
-  return sum;
-}
-
-LayerError ErrorOf(const RowErrors& k, const RowErrors& v) {
+LayerError ErrorOf(const LayerErrors& errors) {
+  const RowErrors &k = errors.k, &v = errors.v;
   return {.k_int4 = RelativeRms(k.int4, k.square),
           .k_int2 = RelativeRms(k.int2, k.square),
           .v_int4 = RelativeRms(v.int4, v.square),
@@ -85,22 +74,10 @@ bool SupportsPlaneFamily(const BlockShape& shape) {
 LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, const LayerSource& source,
                         const LayerParts& out) {
   KVTIER_CHECK(SupportsPlaneFamily(shape) && source.raw.size() == RawLayerBytes(shape));
-  const size_t rows = size_t{shape.kv_heads} * shape.tokens;
-  std::vector<RowErrors> errors(2 * rows);
-  QuantizeArgs args = {.shape = shape,
-                       .raw = source.raw.data(),
-                       .scales = source.scales,
-                       .out = SectionsOf<uint8_t>(shape, planes, out),
-                       .k_errors = errors.data(),
-                       .v_errors = errors.data() + rows};
-  QuantizeSimd(args);
-  const auto k = std::span(errors).first(rows), v = std::span(errors).last(rows);
-  // Rare: the same once more, to measure what the grid could not tell.
-  if (TrustsGrid(SumRows(k))) args.k_errors = nullptr;
-  if (TrustsGrid(SumRows(v))) args.v_errors = nullptr;
-  args.measure = ErrorMeasure::kDecoded;
-  if (args.k_errors != nullptr || args.v_errors != nullptr) QuantizeSimd(args);
-  return ErrorOf(SumRows(k), SumRows(v));
+  return ErrorOf(QuantizeSimd({.shape = shape,
+                               .raw = source.raw.data(),
+                               .scales = source.scales,
+                               .out = SectionsOf<uint8_t>(shape, planes, out)}));
 }
 
 void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
@@ -116,7 +93,7 @@ void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts
 }
 
 VForm AttendToPlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
-                   const AttentionQuery& query, const AttentionPartial& out) {
+                     const AttentionQuery& query, const AttentionPartial& out) {
   if (planes & kPlaneRaw) return AttendRawLayer(shape, in.part[static_cast<int>(Region::kBase)], query, out);
   KVTIER_CHECK(SupportsPlaneFamily(shape) && query.query_heads % shape.kv_heads == 0);
   AttendPlanesSimd(

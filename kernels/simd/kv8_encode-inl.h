@@ -108,53 +108,63 @@ inline Kv8RowErrors QuantizeKv8K(const KHead& head, const QuantizeScratch& range
   return errors.Sum();
 }
 
-/// The largest magnitude among dim 16-bit numbers, as a float in every lane.
-template <class Source>
-HWY_INLINE Floats LargestMagnitude(const std::byte* source, uint32_t dim) {
-  const auto largest_from = [&](auto d16, uint32_t first, uint32_t end) {
-    auto largest = hn::Zero(d16);
-    for (uint32_t c = first; c < end; c += static_cast<uint32_t>(hn::MaxLanes(d16))) {
-      const auto bits = hn::LoadU(d16, reinterpret_cast<const int16_t*>(source + 2 * c));
-      largest = hn::Max(largest, hn::And(bits, hn::Set(d16, int16_t{0x7fff})));
-    }
-    return static_cast<uint16_t>(hn::GetLane(hn::MaxOfLanes(d16, largest)));
-  };
-  const uint32_t whole = dim / hn::MaxLanes(Int16Tag()) * hn::MaxLanes(Int16Tag());
-  const uint16_t first = largest_from(Int16Tag(), 0, whole);
-  const uint16_t rest = whole < dim ? largest_from(hn::Full128<int16_t>(), whole, dim) : uint16_t{0};
-  uint16_t words[kFloats];
-  for (uint16_t& word : words) word = first > rest ? first : rest;
-  return Source::Load(words);
+/// Largest magnitude among dim 16-bit numbers, as bits.
+HWY_INLINE uint16_t LargestMagnitude(const std::byte* source, uint32_t dim) {
+  const Int16Tag d16;
+  const hn::Full128<int16_t> d8;
+  constexpr uint32_t kLanes = hn::MaxLanes(d16);
+  const auto* bits = reinterpret_cast<const int16_t*>(source);
+  auto largest = hn::Zero(d16);
+  uint32_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes)
+    largest = hn::Max(largest, hn::And(hn::LoadU(d16, bits + c), hn::Set(d16, int16_t{0x7fff})));
+  alignas(64) int16_t lanes[kLanes];
+  hn::Store(largest, d16, lanes);
+  auto rest = hn::Load(d8, lanes);
+  for (uint32_t lane = 8; lane < kLanes; lane += 8) rest = hn::Max(rest, hn::Load(d8, lanes + lane));
+  for (; c < dim; c += 8)
+    rest = hn::Max(rest, hn::And(hn::LoadU(d8, bits + c), hn::Set(d8, int16_t{0x7fff})));
+  return static_cast<uint16_t>(hn::GetLane(hn::MaxOfLanes(d8, rest)));
 }
 
-/// The scale of a V row with this largest magnitude, up16(largest / 448), in every lane.
-HWY_INLINE Floats Kv8Scale(Floats largest, uint16_t& bits) {
-  const FloatTag df;
-  const auto wanted = hn::Div(largest, hn::Set(df, kE4m3Max));
-  const auto nearest = Fp16Bits(wanted);
-  const bool is_below = !hn::AllFalse(df, hn::Lt(FromFp16Bits(nearest), wanted));
-  bits = static_cast<uint16_t>(hn::GetLane(nearest) + (is_below ? 1 : 0));
-  return FromFp16Bits(hn::Set(hn::Rebind<uint16_t, FloatTag>(), bits));
-}
-
-/// 2^-8 of a row's scale and what goes with it: E4M3 numbers times 2^-8 are fp16 numbers of the same bits.
-struct Kv8RowScale {
-  Floats scale;    ///< times 2^8
-  Floats inverse;  ///< times 2^-8
-
-  explicit Kv8RowScale(Floats s)
-      : scale(hn::Mul(s, hn::Set(FloatTag(), 256.0f))),
-        inverse(hn::Div(hn::Set(FloatTag(), 1.0f / 256), s)) {}
+/// Sixteen rows of V between the two passes. E4M3 numbers times 2^-8 are fp16 numbers of the same bits.
+struct Kv8VBatch {
+  static constexpr uint32_t kRows = 16;
+  uint16_t largest[kRows];
+  uint16_t scale_bits[kRows];
+  float scale[kRows];    ///< times 2^8
+  float inverse[kRows];  ///< times 2^-8
+  bool clamps;           ///< whether a decoded value may leave the range of fp16
 };
+
+/// Scales up16(largest / 448).
+template <class Source>
+inline void FindKv8Scales(Kv8VBatch& batch) {
+  const FloatTag df;
+  const hn::Rebind<uint16_t, FloatTag> d16;
+  batch.clamps = false;
+  for (uint32_t i = 0; i < Kv8VBatch::kRows; i += kFloats) {
+    const auto largest = Source::Load(batch.largest + i);
+    const auto wanted = hn::Div(largest, hn::Set(df, kE4m3Max));
+    const auto nearest = Fp16Bits(wanted);
+    const auto one_up = FromFp16Bits(hn::Add(nearest, hn::Set(d16, uint16_t{1})));
+    const auto scale = hn::IfThenElse(hn::Lt(FromFp16Bits(nearest), wanted), one_up, FromFp16Bits(nearest));
+    hn::StoreU(Fp16Bits(scale), d16, batch.scale_bits + i);
+    hn::StoreU(hn::Mul(scale, hn::Set(df, 256.0f)), df, batch.scale + i);
+    hn::StoreU(hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(df)), hn::Div(hn::Set(df, 1.0f / 256), scale)), df,
+               batch.inverse + i);
+    batch.clamps |= !hn::AllFalse(df, hn::Gt(hn::Mul(scale, hn::Set(df, kE4m3Max)), hn::Set(df, kFp16Max)));
+  }
+}
 
 /// 2^-8 of x / scale, rounded to E4M3. The scale leaves nothing above 448.
 ///   One correction of x * inverse gives what a division would wherever it matters: x has at most 11
 ///   significant bits, as scale has, so that a quotient is a tie of E4M3 (then it comes out exact) or at
 ///   least 2^-16 of itself away from one.
-HWY_INLINE Floats DivideToE4m3(Floats x, const Kv8RowScale& row) {
+HWY_INLINE Floats DivideToE4m3(Floats x, Floats scale, Floats inverse) {
   const FloatTag df;
-  const auto estimate = hn::Mul(x, row.inverse);
-  const auto quotient = hn::MulAdd(hn::NegMulAdd(estimate, row.scale, x), row.inverse, estimate);
+  const auto estimate = hn::Mul(x, inverse);
+  const auto quotient = hn::MulAdd(hn::NegMulAdd(estimate, scale, x), inverse, estimate);
   // One addition rounds (RoundFiniteToFp16): three bits below the leading one, and none below 2^-17.
   const auto exponent = hn::And(quotient, hn::BitCast(df, hn::Set(Int32Tag(), 0x7f800000)));
   const auto binade = hn::Max(exponent, hn::Set(df, 1.0f / 16384));
@@ -162,38 +172,94 @@ HWY_INLINE Floats DivideToE4m3(Floats x, const Kv8RowScale& row) {
   return hn::NegMulAdd(binade, rounder, hn::MulAdd(binade, rounder, quotient));
 }
 
-/// Codes of such numbers, with the signs of x.
-template <uint32_t vectors>
-HWY_INLINE void StoreE4m3(const Floats (&x)[vectors], const Floats (&rounded)[vectors], uint8_t* target) {
-  const hn::Rebind<uint16_t, FloatTag> d16;
-  const hn::Rebind<int16_t, FloatTag> signed16;
-  const hn::Rebind<uint8_t, FloatTag> d8;
-  for (uint32_t i = 0; i < vectors; ++i) {
-    const auto bits = Fp16Bits(hn::CopySign(rounded[i], x[i]));
-    const auto sign = hn::And(hn::ShiftRight<8>(bits), hn::Set(d16, uint16_t{0x80}));
-    const auto code = hn::Or(hn::And(hn::ShiftRight<7>(bits), hn::Set(d16, uint16_t{0x7f})), sign);
-    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(signed16, code)), d8, target + i * kFloats);
+/// One vector of V: returns its codes as the upper bytes of fp16, one bit too low.
+template <class Source, bool kClamps>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, FloatTag>> QuantizeE4m3(const std::byte* source, Floats scale,
+                                                                Floats inverse, Kv8ErrorVectors& errors) {
+  const auto x = Source::Load(source);
+  const auto rounded = DivideToE4m3(x, scale, inverse);
+  errors.Add(x, hn::Sub(x, RoundToFp16<kClamps>(hn::Mul(rounded, scale))));
+  return Fp16Bits(hn::CopySign(rounded, x));
+}
+
+/// From such fp16 bits to codes: the sign and seven bits below the one that is always zero.
+template <class D>
+HWY_INLINE void StoreE4m3(D d16, hn::Vec<D> bits, uint8_t* target) {
+  const hn::Rebind<uint8_t, D> d8;
+  const hn::Rebind<int16_t, D> signed16;
+  const auto sign = hn::And(hn::ShiftRight<8>(bits), hn::Set(d16, uint16_t{0x80}));
+  const auto code = hn::Or(hn::And(hn::ShiftRight<7>(bits), hn::Set(d16, uint16_t{0x7f})), sign);
+  hn::StoreU(hn::DemoteTo(d8, hn::BitCast(signed16, code)), d8, target);
+}
+
+template <class Source, bool kClamps>
+HWY_INLINE void QuantizeKv8VRow(const std::byte* source, uint32_t dim, float row_scale, float row_inverse,
+                                uint8_t* codes, Kv8ErrorVectors& errors) {
+  const FloatTag df;
+  const hn::ScalableTag<uint16_t> d16;
+  const auto scale = hn::Set(df, row_scale), inverse = hn::Set(df, row_inverse);
+  uint32_t c = 0;
+  for (; c + 2 * kFloats <= dim; c += 2 * kFloats) {
+    const auto low = QuantizeE4m3<Source, kClamps>(source + 2 * c, scale, inverse, errors);
+    const auto high = QuantizeE4m3<Source, kClamps>(source + 2 * (c + kFloats), scale, inverse, errors);
+    StoreE4m3(d16, hn::Combine(d16, high, low), codes + c);
+  }
+  if (c < dim) {
+    StoreE4m3(hn::Rebind<uint16_t, FloatTag>(),
+              QuantizeE4m3<Source, kClamps>(source + 2 * c, scale, inverse, errors), codes + c);
   }
 }
 
-/// One row of V: returns the scale's bits.
+/// V of one head, from the first row that is not raw on.
+struct Kv8VHead {
+  const std::byte* source;
+  uint32_t rows;
+  uint32_t dim;
+  uint8_t* scale;  ///< fp16
+  uint8_t* codes;
+  const std::byte* next;  ///< what the caller reads afterwards: is fetched on the way
+};
+
+template <class Source, bool kClamps>
+HWY_NOINLINE void QuantizeKv8VRows(const Kv8VHead& head, uint32_t first, uint32_t rows,
+                                   const Kv8VBatch& batch, Kv8ErrorVectors& errors) {
+  Kv8ErrorVectors sums = errors;
+  for (uint32_t row = 0; row < rows; ++row) {
+    const size_t at = size_t{first + row} * head.dim;
+    uint8_t* codes = head.codes + at;
+    for (uint32_t c = 0; c < head.dim; c += 64) {
+      hwy::Prefetch(codes + kRowsAhead * head.dim + c);
+      hwy::Prefetch(head.next + 2 * (at + c));
+      hwy::Prefetch(head.next + 2 * (at + c) + 64);
+    }
+    // A row of zeros has scale 0 and codes 0, whatever the signs.
+    if (batch.scale_bits[row] == 0) {
+      memset(codes, 0, head.dim);
+    } else {
+      QuantizeKv8VRow<Source, kClamps>(head.source + 2 * at, head.dim, batch.scale[row], batch.inverse[row],
+                                       codes, sums);
+    }
+  }
+  errors = sums;
+}
+
 template <class Source>
-HWY_INLINE uint16_t QuantizeKv8V(const std::byte* source, uint32_t dim, uint8_t* codes,
-                                 Kv8ErrorVectors& errors) {
-  uint16_t bits;
-  const auto scale = Kv8Scale(LargestMagnitude<Source>(source, dim), bits);
-  if (bits == 0) {  // all zero
-    memset(codes, 0, dim);
-    return 0;
+inline Kv8RowErrors QuantizeKv8V(const Kv8VHead& head) {
+  Kv8VBatch batch = {};
+  Kv8ErrorVectors errors;
+  for (uint32_t first = 0; first < head.rows; first += Kv8VBatch::kRows) {
+    const uint32_t rows = head.rows - first < Kv8VBatch::kRows ? head.rows - first : Kv8VBatch::kRows;
+    for (uint32_t row = 0; row < rows; ++row)
+      batch.largest[row] = LargestMagnitude(head.source + 2 * size_t{first + row} * head.dim, head.dim);
+    FindKv8Scales<Source>(batch);
+    memcpy(head.scale + 2 * first, batch.scale_bits, 2 * rows);
+    if (batch.clamps) {
+      QuantizeKv8VRows<Source, true>(head, first, rows, batch, errors);
+    } else {
+      QuantizeKv8VRows<Source, false>(head, first, rows, batch, errors);
+    }
   }
-  const Kv8RowScale row(scale);
-  for (uint32_t c = 0; c < dim; c += kFloats) {
-    const Floats x[1] = {Source::Load(source + 2 * c)};
-    const Floats rounded[1] = {DivideToE4m3(x[0], row)};
-    errors.Add(x[0], hn::Sub(x[0], RoundToFp16<true>(hn::Mul(rounded[0], row.scale))));
-    StoreE4m3(x, rounded, codes + c);
-  }
-  return bits;
+  return errors.Sum();
 }
 
 }  // namespace kvtier::HWY_NAMESPACE

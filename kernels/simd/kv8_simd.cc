@@ -10,75 +10,78 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include <vector>
+
 #include "kernels/team.h"
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/kv8_decode-inl.h"
 #include "kernels/simd/kv8_encode-inl.h"
 #endif
 
+#ifndef KVTIER_KERNELS_SIMD_QUANTIZE_KV8_PORTABLY
+#define KVTIER_KERNELS_SIMD_QUANTIZE_KV8_PORTABLY
+namespace kvtier {
+
+static inline void Add(const Kv8RowErrors& errors, Kv8RowErrors& sum) {
+  sum.square += errors.square;
+  sum.error += errors.error;
+}
+static Kv8LayerErrors QuantizeKv8Portably(const QuantizeKv8Args& args);
+
+}  // namespace kvtier
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
-/// Whether squares were all within the range of fp32; else the portable body measures the errors.
-inline bool Trusts(const Kv8RowErrors& sum) {
-  return sum.square >= 0x1p-60;
-}
-
-/// Encodes one head; returns false where the errors must be measured again.
+/// Encodes one head and adds its errors.
 template <DType dtype, class Source>
-bool EncodeKv8Head(const QuantizeKv8Args& args, uint32_t head, KScratch& scratch) {
+void EncodeKv8Head(const QuantizeKv8Args& args, uint32_t head, KScratch& scratch, Kv8LayerErrors& errors) {
   const BlockShape& s = args.source.shape;
-  const size_t first_row = size_t{head} * s.tokens;
+  const size_t first_row = size_t{head} * s.tokens, channels = 2 * size_t{head} * s.k_dim;
+  const uint32_t rows = uint32_t{s.tokens} - s.nraw;
+  for (uint32_t token = 0; token < s.nraw; ++token) {
+    const size_t row = first_row + token, raw_row = size_t{head} * s.nraw + token;
+    Add(internal::StoreKv8RawRow(args.source.K(head, token), dtype, 1, s.k_dim,
+                                 args.out.k_raw + 2 * raw_row * s.k_dim, args.out.k_codes + row * s.k_dim),
+        errors.k);
+    Add(internal::StoreKv8RawRow(args.source.V(head, token), dtype, 1, s.v_dim,
+                                 args.out.v_raw + 2 * raw_row * s.v_dim, args.out.v_codes + row * s.v_dim),
+        errors.v);
+    Store16(args.out.v_scale + 2 * row, 0);
+  }
   const KHead k = {.source = args.source.K(head, s.nraw),
-                   .rows = uint32_t{s.tokens} - s.nraw,
+                   .rows = rows,
                    .dim = s.k_dim,
                    .high = args.out.k_codes + (first_row + s.nraw) * s.k_dim,
                    .low = nullptr,
                    .next = args.source.V(head, s.nraw)};
-  Kv8RowErrors* k_errors = args.k_errors + first_row;
-  Kv8RowErrors* v_errors = args.v_errors + first_row;
-  for (uint32_t token = 0; token < s.tokens; ++token) k_errors[token] = v_errors[token] = {};
-  for (uint32_t token = 0; token < s.nraw; ++token) {
-    const size_t raw_row = size_t{head} * s.nraw + token;
-    k_errors[token] = internal::StoreKv8RawRow(args.source.K(head, token), dtype, 1, s.k_dim,
-                                               args.out.k_raw + 2 * raw_row * s.k_dim,
-                                               args.out.k_codes + (first_row + token) * s.k_dim);
-    v_errors[token] = internal::StoreKv8RawRow(args.source.V(head, token), dtype, 1, s.v_dim,
-                                               args.out.v_raw + 2 * raw_row * s.v_dim,
-                                               args.out.v_codes + (first_row + token) * s.v_dim);
-    Store16(args.out.v_scale + 2 * (first_row + token), 0);
-  }
   FindRanges(k, scratch);
-  const size_t channels = 2 * size_t{head} * s.k_dim;
   FinishRanges<Source>(s.k_dim, internal::kKv8KSteps, args.out.k_scale + channels, args.out.k_min + channels,
                        scratch);
   bool clamps = false;
   for (const bool tile_clamps : scratch.clamps) clamps |= tile_clamps;
-  k_errors[s.nraw] =
-      clamps ? QuantizeKv8K<Source, true>(k, scratch.ranges) : QuantizeKv8K<Source, false>(k, scratch.ranges);
-  Kv8ErrorVectors sums;
-  const std::byte* next_k =
-      head + 1u < s.kv_heads ? args.source.K(head + 1, s.nraw) : args.source.raw + RawLayerBytes(s);
-  for (uint32_t token = s.nraw; token < s.tokens; ++token) {
-    const size_t row = first_row + token;
-    const uint16_t scale =
-        QuantizeKv8V<Source>(args.source.V(head, token), s.v_dim, args.out.v_codes + row * s.v_dim, sums);
-    Store16(args.out.v_scale + 2 * row, scale);
-  }
-  v_errors[s.nraw] = sums.Sum();
-  return Trusts(k_errors[s.nraw]) && Trusts(v_errors[s.nraw]);
+  Add(clamps ? QuantizeKv8K<Source, true>(k, scratch.ranges) : QuantizeKv8K<Source, false>(k, scratch.ranges),
+      errors.k);
+  const bool is_last = head + 1u == s.kv_heads;
+  const Kv8VHead v = {.source = args.source.V(head, s.nraw),
+                      .rows = rows,
+                      .dim = s.v_dim,
+                      .scale = args.out.v_scale + 2 * (first_row + s.nraw),
+                      .codes = args.out.v_codes + (first_row + s.nraw) * s.v_dim,
+                      .next = is_last ? args.source.raw + RawLayerBytes(s) : args.source.K(head + 1, s.nraw)};
+  Add(QuantizeKv8V<Source>(v), errors.v);
 }
 
 template <DType dtype, class Source>
-bool EncodeKv8(const QuantizeKv8Args& args) {
-  const BlockShape& shape = args.source.shape;
-  if (shape.dtype != dtype || shape.tokens <= shape.nraw) return false;
+Kv8LayerErrors EncodeKv8(const QuantizeKv8Args& args) {
   KScratch scratch;
   for (float& step : scratch.ranges.low_step) step = 0;
-  for (uint32_t head = 0; head < shape.kv_heads; ++head)
-    if (!EncodeKv8Head<dtype, Source>(args, head, scratch)) return false;
-  return true;
+  Kv8LayerErrors errors;
+  for (uint32_t head = 0; head < args.source.shape.kv_heads; ++head)
+    EncodeKv8Head<dtype, Source>(args, head, scratch, errors);
+  return errors;
 }
 
 void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scratch) {
@@ -118,11 +121,15 @@ void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scr
 
 #endif
 
-void QuantizeKv8Layer(const QuantizeKv8Args& args) {
+Kv8LayerErrors QuantizeKv8Layer(const QuantizeKv8Args& args) {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  if (EncodeKv8<DType::kFp16, Fp16Source>(args) || EncodeKv8<DType::kBf16, Bf16Source>(args)) return;
+  const BlockShape& shape = args.source.shape;
+  if (shape.tokens > shape.nraw) {
+    if (shape.dtype == DType::kFp16) return EncodeKv8<DType::kFp16, Fp16Source>(args);
+    if (shape.dtype == DType::kBf16) return EncodeKv8<DType::kBf16, Bf16Source>(args);
+  }
 #endif
-  LaunchSerial(Kv8Launch(args.source.shape), [&](const SerialTeam& team) { QuantizeKv8(team, args); });
+  return QuantizeKv8Portably(args);
 }
 
 void DequantizeKv8Layer(const DequantizeKv8Args& args) {
@@ -143,11 +150,31 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvtier {
 
+static Kv8LayerErrors QuantizeKv8Portably(const QuantizeKv8Args& args) {
+  const BlockShape& shape = args.source.shape;
+  const size_t rows = size_t{shape.kv_heads} * shape.tokens;
+  std::vector<Kv8RowErrors> errors(2 * rows);
+  QuantizeKv8Args measured = args;
+  measured.k_errors = errors.data();
+  measured.v_errors = errors.data() + rows;
+  LaunchSerial(Kv8Launch(shape), [&](const SerialTeam& team) { QuantizeKv8(team, measured); });
+  Kv8LayerErrors sum;
+  for (size_t row = 0; row < rows; ++row) {
+    Add(errors[row], sum.k);
+    Add(errors[rows + row], sum.v);
+  }
+  return sum;
+}
+
 HWY_EXPORT(QuantizeKv8Layer);
 HWY_EXPORT(DequantizeKv8Layer);
 
-void QuantizeKv8Simd(const QuantizeKv8Args& args) {
-  HWY_DYNAMIC_DISPATCH(QuantizeKv8Layer)(args);
+Kv8LayerErrors QuantizeKv8Simd(const QuantizeKv8Args& args) {
+  // Smaller squares may have left the range of fp32, in which vectors sum them.
+  constexpr double kSquareMin = 0x1p-60;
+  const Kv8LayerErrors errors = HWY_DYNAMIC_DISPATCH(QuantizeKv8Layer)(args);
+  const bool is_trusted = errors.k.square >= kSquareMin && errors.v.square >= kSquareMin;
+  return is_trusted ? errors : QuantizeKv8Portably(args);
 }
 
 void DequantizeKv8Simd(const DequantizeKv8Args& args) {

@@ -10,12 +10,21 @@
 #include <hwy/highway.h>
 
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "kernels/simd/boost_simd.h"
 #include "kernels/team.h"
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/quantize_k-inl.h"
 #include "kernels/simd/quantize_v-inl.h"
+#endif
+
+#ifndef KVTIER_KERNELS_SIMD_QUANTIZE_PORTABLY
+#define KVTIER_KERNELS_SIMD_QUANTIZE_PORTABLY
+namespace kvtier {
+static LayerErrors QuantizePortably(const QuantizeArgs& args);
+}  // namespace kvtier
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -29,20 +38,16 @@ class LayerQuantizer {
  public:
   explicit LayerQuantizer(const QuantizeArgs& args) : args_(args), shape_(args.shape) {}
 
-  void Run() {
+  LayerErrors Run() {
     for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
-      if (args_.k_errors != nullptr) QuantizeK(head);
-      if (args_.v_errors != nullptr) QuantizeV(head);
+      QuantizeK(head);
+      QuantizeV(head);
     }
+    return {.k = k_errors_.Sum(), .v = v_errors_.Sum()};
   }
 
  private:
   uint32_t Rows() const { return uint32_t{shape_.tokens} - shape_.nraw; }
-  RowErrors* ErrorsOf(RowErrors* all, uint32_t head) const {
-    RowErrors* errors = all + size_t{head} * shape_.tokens;
-    for (uint32_t token = 0; token < shape_.tokens; ++token) errors[token] = {};
-    return errors;
-  }
 
   void QuantizeK(uint32_t head) {
     const size_t dim = shape_.k_dim, row = PlaneRow(shape_, head, 0), row_bytes = dim / 4;
@@ -60,12 +65,11 @@ class LayerQuantizer {
                          args_.out.k_min + 2 * head * dim, scratch_);
     MarkBoosted(shape_.k_dim, shape_.nb, scratch_.ranges);
 
-    RowErrors* errors = ErrorsOf(args_.k_errors, head);
-    errors[shape_.nraw] = QuantizeKTiles<Source>(k, scratch_);
-    QuantizeKTail(k, errors + shape_.nraw);
+    k_errors_.Add(QuantizeKTiles<Source>(k, scratch_));
+    QuantizeKTail(k);
     uint8_t* raw = args_.out.k_raw + 2 * size_t{head} * shape_.nraw * dim;
     for (uint32_t token = 0; token < shape_.nraw; ++token)
-      errors[token] = StoreRawRow(source + 2 * token * dim, shape_.k_dim, raw + 2 * token * dim);
+      StoreRawRow(source + 2 * token * dim, shape_.k_dim, raw + 2 * token * dim, k_errors_);
     memset(high, 0, shape_.nraw * row_bytes);
     memset(low, 0, shape_.nraw * row_bytes);
     RepeatLastRow(high, row_bytes);
@@ -74,18 +78,15 @@ class LayerQuantizer {
   }
 
   /// Channels beyond the last full tile.
-  void QuantizeKTail(const KHead& k, RowErrors* errors) {
+  void QuantizeKTail(const KHead& k) {
     const uint32_t first = k.dim / kTileCodes * kTileCodes, n = k.dim - first;
     if (n == 0) return;
     for (uint32_t row = 0; row < k.rows; ++row) {
       float x[kTileCodes];
       uint8_t codes[kTileCodes];
-      RowErrorSum sum;
       LoadTile(k.At(row, first), dtype, 1, n, x);
       internal::QuantizeKTile(x, first, n, scratch_.ranges, codes);
-      internal::AddKTileErrors(x, codes, first, n, scratch_.ranges, args_.measure, sum);
-      sum.Add(errors[row]);
-      errors[row] = sum.Sum();
+      internal::AddKTileErrors(x, codes, first, n, scratch_.ranges, ErrorMeasure::kOnGrid, k_errors_);
       const size_t target = (size_t{row} * k.dim + first) / 4;
       PackTile<kHighShift>(codes, n, k.high + target);
       PackTile<kLowShift>(codes, n, k.low + target);
@@ -109,10 +110,9 @@ class LayerQuantizer {
     uint8_t* low = args_.out.v_low != nullptr ? args_.out.v_low + row * (dim / 4) : nullptr;
     uint8_t* scale = args_.out.v_scale + row * groups;
 
-    RowErrors* errors = ErrorsOf(args_.v_errors, head);
     uint8_t* raw = args_.out.v_raw + 2 * size_t{head} * shape_.nraw * dim;
     for (uint32_t token = 0; token < shape_.nraw; ++token)
-      errors[token] = StoreRawRow(source + 2 * token * dim, shape_.v_dim, raw + 2 * token * dim);
+      StoreRawRow(source + 2 * token * dim, shape_.v_dim, raw + 2 * token * dim, v_errors_);
     memset(scale, 0, shape_.nraw * groups);
     memset(high, 0, shape_.nraw * dim / 4);
     if (low != nullptr) memset(low, 0, shape_.nraw * dim / 4);
@@ -128,9 +128,9 @@ class LayerQuantizer {
                             .plane_stride = dim / 4,
                             .next = NextK(head) + 2 * first};
       if (dim - first >= kTileCodes) {
-        QuantizeVGroup(group, errors + shape_.nraw);
+        QuantizeVGroup(group);
       } else {
-        QuantizeVTail(group, static_cast<uint32_t>(dim - first), errors + shape_.nraw);
+        QuantizeVTail(group, static_cast<uint32_t>(dim - first));
       }
     }
     RepeatLastRow(scale, groups);
@@ -144,9 +144,8 @@ class LayerQuantizer {
                                        : args_.raw + RawLayerBytes(shape_);
   }
 
-  void QuantizeVGroup(const VGroup& group, RowErrors* errors) {
+  void QuantizeVGroup(const VGroup& group) {
     ErrorVectors sums;
-    RowErrorSum decoded;
     for (uint32_t first = 0; first < group.rows; first += kVBatch) {
       const uint32_t rows = group.rows - first < kVBatch ? group.rows - first : kVBatch;
       RotateBatch<Source>(group, first, rows, batch_);
@@ -156,47 +155,40 @@ class LayerQuantizer {
         const auto scale_byte = static_cast<uint8_t>(batch_.scale_byte[row]);
         group.scale[(first + row) * group.scale_stride] = scale_byte;
         if (batch_.clamps && scale_byte >= kVScaleClamps)
-          decoded.Add(MeasureDecodedRow<dtype>(group.source + (first + row) * group.source_stride));
+          v_errors_.Add(MeasureDecodedRow<dtype>(group.source + (first + row) * group.source_stride));
       }
       const size_t target = first * group.plane_stride;
       PackTiles(tiles_, rows, group.high + target, group.low != nullptr ? group.low + target : nullptr,
                 group.plane_stride);
     }
-    decoded.Add(sums.Sum());
-    decoded.Add(errors[0]);
-    errors[0] = decoded.Sum();
+    v_errors_.Add(sums.Sum());
   }
 
   /// The last group of a row, of fewer than 64 channels, not rotated.
-  void QuantizeVTail(const VGroup& group, uint32_t n, RowErrors* errors) {
+  void QuantizeVTail(const VGroup& group, uint32_t n) {
     for (uint32_t row = 0; row < group.rows; ++row) {
       float x[kTileCodes], steps[kTileCodes];
       uint8_t codes[kTileCodes];
-      RowErrorSum sum;
       LoadTile(group.source + row * group.source_stride, dtype, 1, n, x);
       const uint8_t scale_byte = internal::QuantizeVGroup(x, n, steps, codes);
       if (scale_byte < kVScaleClamps) {
-        sum.Add(VGridErrors(steps, n, VScale(scale_byte)));
+        v_errors_.Add(VGridErrors(steps, n, VScale(scale_byte)));
       } else {
-        internal::AddVGroupErrors(x, codes, n, scale_byte, sum);
+        internal::AddVGroupErrors(x, codes, n, scale_byte, v_errors_);
       }
-      sum.Add(errors[row]);
-      errors[row] = sum.Sum();
       group.scale[row * group.scale_stride] = scale_byte;
       PackTile<kHighShift>(codes, n, group.high + row * group.plane_stride);
       if (group.low != nullptr) PackTile<kLowShift>(codes, n, group.low + row * group.plane_stride);
     }
   }
 
-  RowErrors StoreRawRow(const std::byte* source, uint32_t dim, uint8_t* target) {
-    RowErrorSum sum;
+  static void StoreRawRow(const std::byte* source, uint32_t dim, uint8_t* target, RowErrorSum& errors) {
     for (uint32_t first = 0; first < dim; first += kTileCodes) {
       float x[kTileCodes];
       const uint32_t n = TileCodes(dim, first);
       LoadTile(source + 2 * first, dtype, 1, n, x);
-      internal::StoreRawTile(x, n, target + 2 * first, sum);
+      internal::StoreRawTile(x, n, target + 2 * first, errors);
     }
-    return sum.Sum();
   }
 
   /// Padding tokens are the last one again.
@@ -210,21 +202,21 @@ class LayerQuantizer {
   KScratch scratch_;
   VBatch batch_ = {};
   TileBatch tiles_ = {};
+  RowErrorSum k_errors_, v_errors_;
   uint8_t k_low_[kMaxTokens * kMaxHeadDim / 4];  ///< where the rung has no K low plane
 };
 
 #endif
 
-void QuantizeLayer(const QuantizeArgs& args) {
+LayerErrors QuantizeLayer(const QuantizeArgs& args) {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   const BlockShape& shape = args.shape;
-  const bool is_vectorized = args.measure == ErrorMeasure::kOnGrid && shape.tokens > shape.nraw;
-  if (is_vectorized && shape.dtype == DType::kFp16)
-    return LayerQuantizer<DType::kFp16, Fp16Source>(args).Run();
-  if (is_vectorized && shape.dtype == DType::kBf16)
-    return LayerQuantizer<DType::kBf16, Bf16Source>(args).Run();
+  if (shape.tokens > shape.nraw) {
+    if (shape.dtype == DType::kFp16) return LayerQuantizer<DType::kFp16, Fp16Source>(args).Run();
+    if (shape.dtype == DType::kBf16) return LayerQuantizer<DType::kBf16, Bf16Source>(args).Run();
+  }
 #endif
-  LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, args); });
+  return QuantizePortably(args);
 }
 
 }  // namespace kvtier::HWY_NAMESPACE
@@ -233,10 +225,44 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvtier {
 
+static RowErrors SumRows(std::span<const RowErrors> rows) {
+  RowErrors sum;
+  for (const RowErrors& row : rows) {
+    sum.square += row.square;
+    sum.int4 += row.int4;
+    sum.int2 += row.int2;
+  }
+  return sum;
+}
+
+static LayerErrors QuantizePortably(const QuantizeArgs& args) {
+  const size_t rows = size_t{args.shape.kv_heads} * args.shape.tokens;
+  std::vector<RowErrors> errors(2 * rows);
+  QuantizeArgs measured = args;
+  measured.k_errors = errors.data();
+  measured.v_errors = errors.data() + rows;
+  measured.measure = ErrorMeasure::kOnGrid;
+  LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, measured); });
+  return {.k = SumRows(std::span(errors).first(rows)), .v = SumRows(std::span(errors).last(rows))};
+}
+
+/// K (or V, as `rows` says) once more, to measure what the grid could not tell. Rare.
+static RowErrors MeasureDecoded(QuantizeArgs args, RowErrors* QuantizeArgs::*rows) {
+  std::vector<RowErrors> errors(size_t{args.shape.kv_heads} * args.shape.tokens);
+  args.k_errors = args.v_errors = nullptr;
+  args.*rows = errors.data();
+  args.measure = ErrorMeasure::kDecoded;
+  LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, args); });
+  return SumRows(errors);
+}
+
 HWY_EXPORT(QuantizeLayer);
 
-void QuantizeSimd(const QuantizeArgs& args) {
-  HWY_DYNAMIC_DISPATCH(QuantizeLayer)(args);
+LayerErrors QuantizeSimd(const QuantizeArgs& args) {
+  LayerErrors errors = HWY_DYNAMIC_DISPATCH(QuantizeLayer)(args);
+  if (!TrustsGrid(errors.k)) errors.k = MeasureDecoded(args, &QuantizeArgs::k_errors);
+  if (!TrustsGrid(errors.v)) errors.v = MeasureDecoded(args, &QuantizeArgs::v_errors);
+  return errors;
 }
 
 }  // namespace kvtier
