@@ -4,6 +4,7 @@
 #include "codecs/codec.h"
 #include "kernels/fp8.h"
 #include "kernels/numerics.h"
+#include "kernels/simd/copy_simd.h"
 #include "kernels/source_rows.h"
 #include "kernels/tile.h"
 #include "tiers/base/check.h"
@@ -138,8 +139,9 @@ void CopyPlane(const Plane& plane, const Conversion& conversion, const std::byte
   if (conversion.from != plane.view.dtype || conversion.form == VForm::kRotated) {
     ConvertPlane(plane, conversion, raw);
   } else if (plane.view.channel_stride == plane.element_bytes) {
-    ForEachPiece(plane,
-                 [&](std::byte* at, uint64_t offset, uint64_t bytes) { memcpy(at, raw + offset, bytes); });
+    ForEachPiece(plane, [&](std::byte* at, uint64_t offset, uint64_t bytes) {
+      CopySimd(at, raw + offset, bytes, plane.view.stores);
+    });
   } else {
     WithElementCopy(plane.element_bytes, [&](const auto& copy) {
       ForEachElement(plane, [&](std::byte* at, uint64_t offset) { copy(at, raw + offset); });
@@ -214,6 +216,7 @@ void CopyRawLayer(const BlockShape& shape, std::span<const std::byte> raw, const
             raw.data());
   CopyPlane(VPlane(shape, out), {.from = shape.dtype, .scale = out.scales.v, .form = out.v_form},
             raw.data() + RawKBytes(shape));
+  FinishStores(out.stores);
 }
 
 void GatherRawLayer(const BlockShape& shape, const KvLayerView& in, std::span<std::byte> raw) {
