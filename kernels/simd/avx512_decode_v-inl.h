@@ -6,6 +6,8 @@
 
 #include <immintrin.h>
 
+#include <bit>
+
 #include "kernels/simd/avx512_decode_head-inl.h"
 #include "kernels/simd/avx512_planes-inl.h"
 #include "kernels/simd/avx512_store-inl.h"
@@ -145,6 +147,15 @@ HWY_INLINE void StoreGrid(const PackedCodes& codes, uint32_t slot, __m512 grid, 
   }
 }
 
+/// The codes of one step. `low` may be null: then those bits are zero.
+template <uint32_t kTiles>
+HWY_INLINE PackedCodes ReadCodes(const PlaneReader& reader, const uint8_t* high, const uint8_t* low,
+                                 uint64_t byte) {
+  const __m512i high_plane = reader.Read<kTiles>(high + byte);
+  if (low == nullptr) return PackCodes(high_plane, _mm512_setzero_si512());
+  return PackCodes(high_plane, reader.Read<kTiles>(low + byte));
+}
+
 template <typename Sink, uint32_t kTiles, VForm kForm>
 void DecodeV(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, const PlaneReader& reader,
              const HeadRanges& ranges, const simd::RowTargets& targets) {
@@ -155,24 +166,19 @@ void DecodeV(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, c
   const LastStages last(offset);
   const __m512 grid = GridOf(offset);
 
-  const auto read = [&](uint32_t token) HWY_ATTR {
-    const __m512i high = reader.Read<kTiles>(high_rows + token * row_bytes);
-    if (low_rows == nullptr) return PackCodes(high, _mm512_setzero_si512());
-    return PackCodes(high, reader.Read<kTiles>(low_rows + token * row_bytes));
-  };
-
   StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.V(head), targets.token_offset);
   uint32_t token = slots.first_token();
   if (token >= slots.tokens()) return;  // all rows are raw
-  PackedCodes codes = read(token);
-  HalfRotated half_rotated;
+  PackedCodes codes = ReadCodes<kTiles>(reader, high_rows, low_rows, token * row_bytes);
+  HalfRotated half_rotated = {};
   if constexpr (kForm == VForm::kPlain) half_rotated = RotateSixteens(codes);
   while (token < slots.tokens()) {
     // The butterflies of the next step run beside the rest of this one: they are long chains that depend on
     // each other, and few.
     const uint32_t next_token = token + steps.rows;
-    const PackedCodes next_codes = read(next_token < slots.tokens() ? next_token : token);
-    HalfRotated next_half_rotated;
+    const uint64_t next_byte = (next_token < slots.tokens() ? next_token : token) * row_bytes;
+    const PackedCodes next_codes = ReadCodes<kTiles>(reader, high_rows, low_rows, next_byte);
+    HalfRotated next_half_rotated = {};
     if constexpr (kForm == VForm::kPlain) next_half_rotated = RotateSixteens(next_codes);
 
     slots.MoveTo(token);
