@@ -244,15 +244,19 @@ typedef struct kvtier_attention {
 } kvtier_attention;
 
 /* Attention over blocks [first, first + count) of the lease in one layer, on the bytes as they are stored,
- * whatever precision each block has: with x_t = scale * q . k_t for its tokens, by query head m = max x_t, l
- * = sum exp(x_t - m),   o = sum exp(x_t - m) * v_t. Nothing is masked: the queries come after the blocks. For
- * tokens that are in no block (its own new ones) the engine makes the same three numbers and merges: M =
- * max(m, m'), l = l exp(m - M) + l' exp(m' - M), o likewise; the result is o / l. Blocks below BITS8 are read
- * with q and the weights of V rounded to 8 bits where the CPU has vectors: codecs/FORMAT.md, "Attention".
- * `results` has room for count. A block that is not KVTIER_OK is left out of the sums and of mass: m =
- * -infinity, l = 0, o = 0 when all are. KVTIER_OK when every block is; else the code of the first that is
- * not. A range outside the lease is KVTIER_INVALID_ARGUMENT and leaves everything as it was. Checksums are
- * verified when a lease first reads a (block, layer). */
+ * whatever precision each block has. With x_t = scale * q . k_t for the tokens of the blocks, by query head:
+ *  - m = max x_t
+ *  - l = sum exp(x_t - m)
+ *  - o = sum exp(x_t - m) * v_t
+ * Nothing is masked: the queries come after the blocks. For tokens that are in no block (its own new ones)
+ * the engine makes the same three numbers and merges; the attention is o / l:
+ *  - M = max(m, m')
+ *  - l exp(m - M) + l' exp(m' - M), and o likewise
+ * Blocks below BITS8 are read with q and the weights of V rounded to 8 bits where the CPU has vectors
+ * (codecs/FORMAT.md, "Attention"). Checksums are verified when a lease first reads a (block, layer).
+ * `results` has room for count. A block that is not KVTIER_OK is left out of the sums and has mass 0; without
+ * any block m = -infinity, l = 0, o = 0. KVTIER_OK when every block is; else the code of the first that is
+ * not. A range outside the lease is KVTIER_INVALID_ARGUMENT and leaves everything as it was. */
 KVTIER_API kvtier_code kvtier_attend(kvtier_lease* lease, size_t first, size_t count, uint32_t layer,
                                      const kvtier_attention* attention, kvtier_block_result* results);
 /* Frees the lease in every case, also when the answer is an error. KVTIER_STALE: it had expired. NULL is
