@@ -145,7 +145,9 @@ Status MeasureGroup(const Group& group, const CodecsOptions& options, std::vecto
     FillLine(plan.lines[i], plan.operations[i], times, index, group, work);
     const Operation& operation = plan.operations[i];
     if (operation.work == Work::kDecode && operation.destination == Destination::kContiguous) plain = index;
-    if (operation.work == Work::kDecodeAndVerify && plain != 0)
+    // A copy has nothing to hide a checksum behind: no share is asked of it.
+    const bool is_copy = group.codec.id == CodecId::kRaw16 || group.codec.id == CodecId::kRaw8;
+    if (operation.work == Work::kDecodeAndVerify && plain != 0 && !is_copy)
       plan.lines[i].checksum_share = 1 / times.SpeedRatio(index, plain) - 1;
   }
   std::ranges::move(plan.lines, std::back_inserter(lines));
