@@ -86,8 +86,8 @@ inline void QuantizeKv8Columns(const KHead& head, uint32_t channel, const Quanti
   Kv8ErrorVectors sums = errors;
   for (uint32_t row = 0; row < head.rows; ++row) {
     const std::byte* at = head.At(row, channel);
-    hwy::Prefetch(head.next + (at - head.source));
-    hwy::Prefetch(head.next + (at - head.source) + 64);
+    PrefetchNext(head.next + (at - head.source));
+    PrefetchNext(head.next + (at - head.source) + 64);
     hwy::Prefetch(head.high + size_t{row + kRowsAhead} * head.dim + channel);
     Int32s codes[vectors];
     for (uint32_t i = 0; i < vectors; ++i)
@@ -229,8 +229,8 @@ HWY_NOINLINE void QuantizeKv8VRows(const Kv8VHead& head, uint32_t first, uint32_
     uint8_t* codes = head.codes + at;
     for (uint32_t c = 0; c < head.dim; c += 64) {
       hwy::Prefetch(codes + kRowsAhead * head.dim + c);
-      hwy::Prefetch(head.next + 2 * (at + c));
-      hwy::Prefetch(head.next + 2 * (at + c) + 64);
+      PrefetchNext(head.next + 2 * (at + c));
+      PrefetchNext(head.next + 2 * (at + c) + 64);
     }
     // A row of zeros has scale 0 and codes 0, whatever the signs.
     if (batch.scale_bits[row] == 0) {

@@ -231,8 +231,8 @@ inline RowErrors QuantizeKTile(const KHead& head, uint32_t channel, const Quanti
     const uint32_t rows = head.rows - first < TileBatch::kTiles ? head.rows - first : TileBatch::kTiles;
     for (uint32_t row = 0; row < rows; ++row) {
       const std::byte* at = head.At(first + row, channel);
-      hwy::Prefetch(head.next + (at - head.source));
-      hwy::Prefetch(head.next + (at - head.source) + 64);
+      PrefetchNext(head.next + (at - head.source));
+      PrefetchNext(head.next + (at - head.source) + 64);
       hwy::Prefetch(head.high + size_t{first + row} * stride + channel / 4);
       hwy::Prefetch(head.low + size_t{first + row} * stride + channel / 4);
       for (uint32_t i = 0; i < kQuarterVectors; ++i) {

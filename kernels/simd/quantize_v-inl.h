@@ -151,8 +151,8 @@ HWY_NOINLINE void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows
       const std::byte* source = group.source + (first + clamped) * group.source_stride;
       largest[r] = RotateRow<Source>(source, batch.rotated[row + r]);
       const std::byte* next = group.next + (source - group.source);
-      hwy::Prefetch(next);
-      hwy::Prefetch(next + 64);
+      PrefetchNext(next);
+      PrefetchNext(next + 64);
       hwy::Prefetch(group.high + (first + clamped) * group.plane_stride);
       if (group.low != nullptr) hwy::Prefetch(group.low + (first + clamped) * group.plane_stride);
     }
