@@ -14,6 +14,6 @@ LayerError EncodePlanes(const BlockShape& shape, uint8_t planes, const LayerSour
                         const LayerParts& out);
 void DecodePlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in, const KvLayerView& out);
 VForm AttendToPlanes(const BlockShape& shape, uint8_t planes, const ConstLayerParts& in,
-                   const AttentionQuery& query, const AttentionPartial& out);
+                     const AttentionQuery& query, const AttentionPartial& out);
 
 }  // namespace kvtier

@@ -203,8 +203,8 @@ KVTIER_HD inline void SubtractVGroup(const float* x, const uint8_t* codes, uint3
 }
 
 /// Errors of the decoded values.
-KVTIER_HD_RARE inline void AddVGroupErrors(const float* x, const uint8_t* codes, uint32_t n, uint8_t scale_byte,
-                                      RowErrorSum& errors) {
+KVTIER_HD_RARE inline void AddVGroupErrors(const float* x, const uint8_t* codes, uint32_t n,
+                                           uint8_t scale_byte, RowErrorSum& errors) {
   uint8_t codes_int2[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) codes_int2[i] = codes[i] & 0x0c;
   float off_int4[kTileCodes], off_int2[kTileCodes];

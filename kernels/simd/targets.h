@@ -2,7 +2,8 @@
 #define KVTIER_KERNELS_SIMD_TARGETS_H_
 
 // Before any include of Highway in a source that is compiled per target: which targets. What lies between
-// portable and AVX2 is not worth its code; vectors whose size the compiler does not know (SVE) have no arrays of them.
+// portable and AVX2 is not worth its code; vectors whose size the compiler does not know (SVE) have no arrays
+// of them.
 
 #define HWY_WANT_AVX3_DL 1
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)

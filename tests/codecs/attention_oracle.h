@@ -41,7 +41,8 @@ struct Oracle {
     std::vector<double> scores(tokens);
     for (uint32_t t = 0; t < tokens; ++t) {
       for (uint32_t c = 0; c < k_dim; ++c)
-        scores[t] += double{query.q[size_t{query_head} * k_dim + c]} * k[(size_t{head} * tokens + t) * k_dim + c];
+        scores[t] +=
+            double{query.q[size_t{query_head} * k_dim + c]} * k[(size_t{head} * tokens + t) * k_dim + c];
       scores[t] *= query.scale;
     }
     return scores;
@@ -62,7 +63,8 @@ struct Oracle {
       const double lse = LogSumExp(query, h);
       for (uint32_t t = 0; t < tokens; ++t)
         for (uint32_t c = 0; c < v_dim; ++c)
-          out[size_t{h} * v_dim + c] += std::exp(scores[t] - lse) * v[(size_t{head} * tokens + t) * v_dim + c];
+          out[size_t{h} * v_dim + c] +=
+              std::exp(scores[t] - lse) * v[(size_t{head} * tokens + t) * v_dim + c];
     }
     return out;
   }
@@ -71,7 +73,8 @@ struct Oracle {
 /// What a layer decodes to: rounded to FP16 or not at all (FP32).
 inline Oracle OracleOf(const Codec& codec, const EncodedLayer& layer, const Destination& destination) {
   const BlockShape& s = layer.shape;
-  Oracle oracle{.kv_heads = s.kv_heads, .tokens = s.tokens, .k_dim = s.k_dim, .v_dim = s.v_dim, .k = {}, .v = {}};
+  Oracle oracle{
+      .kv_heads = s.kv_heads, .tokens = s.tokens, .k_dim = s.k_dim, .v_dim = s.v_dim, .k = {}, .v = {}};
   const Bytes decoded = DecodeLayer(codec, layer, destination);
   const size_t k_elements = size_t{s.kv_heads} * s.tokens * s.k_dim;
   const size_t elements = k_elements + size_t{s.kv_heads} * s.tokens * s.v_dim;
