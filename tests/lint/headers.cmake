@@ -9,6 +9,10 @@ foreach(header ${headers})
   set(source ${CMAKE_CURRENT_BINARY_DIR}/header_check/${header}.cc)
   file(CONFIGURE OUTPUT ${source} CONTENT "#include \"@header@\"\n#include \"@header@\"\n" @ONLY)
   list(APPEND sources ${source})
+  # Those are for vectors: alone they are checked for the first instruction set that has enough.
+  if(header MATCHES "-inl\\.h$" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS -march=haswell)
+  endif()
 endforeach()
 
 add_library(header_check OBJECT EXCLUDE_FROM_ALL ${sources})
