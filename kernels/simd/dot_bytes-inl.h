@@ -10,16 +10,18 @@
 
 #include <cstdint>
 
-#if HWY_TARGET != HWY_SCALAR
-
 // In place of HWY_BEFORE_NAMESPACE where DotBytes is used: Highway 1.0.3 looks for AVX512_VNNI when it
 // chooses AVX3_DL, but does not tell the compiler of it.
 #undef KVTIER_BEFORE_DOT_BYTES
 #if HWY_TARGET == HWY_AVX3_DL
 #define KVTIER_BEFORE_DOT_BYTES HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
-#else
+#elif defined(HWY_TARGET_STR)
 #define KVTIER_BEFORE_DOT_BYTES HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR)
+#else
+#define KVTIER_BEFORE_DOT_BYTES
 #endif
+
+#if HWY_TARGET != HWY_SCALAR
 
 KVTIER_BEFORE_DOT_BYTES
 namespace kvtier {
