@@ -128,6 +128,13 @@ HWY_NOINLINE inline void LoadHead(const AttendPlanesArgs& args, uint32_t head, H
     TransposeTokens(args.in.v_low + row * (v_dim / 4), v_dim, tokens, planes.v_low);
 }
 
+/// Rounded, and inside [least, most] also where damaged bytes made it infinite or no number: sums of such
+/// codes cannot overflow.
+HWY_INLINE VI32 BoundedCode(VF32 value, float least, float most) {
+  const F32 d;
+  return hn::NearestInt(hn::Min(hn::Max(value, hn::Set(d, least)), hn::Set(d, most)));
+}
+
 /// q s rounded to int8; what that loses in the middle of the grid is put back exactly by the bias, so that
 /// the error is that of (code - middle) alone:
 ///   score = step * (codes . query) + bias
@@ -150,7 +157,7 @@ HWY_NOINLINE inline void QuantizeQuery(const AttendPlanesArgs& args, uint32_t qu
   const float inverse = most > 0 ? 127.0f / most : 0.0f;
   VI32 sum = hn::Zero(I32());
   for (uint32_t c = 0; c < k_dim; c += hn::Lanes(d)) {
-    const VI32 code = hn::NearestInt(hn::Mul(hn::Load(d, scaled + c), hn::Set(d, inverse)));
+    const VI32 code = BoundedCode(hn::Mul(hn::Load(d, scaled + c), hn::Set(d, inverse)), -127.0f, 127.0f);
     sum = hn::Add(sum, code);
     hn::StoreU(hn::DemoteTo(d8, code), d8, chunk.query[slot] + c);
   }
@@ -257,7 +264,7 @@ HWY_NOINLINE inline void WeighTokens(uint32_t tokens, uint32_t groups, float mid
     VI32 sum = hn::Zero(I32());
     for (uint32_t t = 0; t < padded; t += hn::Lanes(d)) {
       const VF32 weight = hn::Mul(hn::Mul(hn::Load(d, p + t), hn::Load(d, planes.v_scale[g] + t)), inverse);
-      const VI32 code = hn::NearestInt(weight);
+      const VI32 code = BoundedCode(weight, 0.0f, 255.0f);
       sum = hn::Add(sum, code);
       hn::StoreU(hn::DemoteTo(d8, code), d8, chunk.weights[slot][g] + t);
     }
