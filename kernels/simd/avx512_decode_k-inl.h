@@ -49,8 +49,7 @@ void DecodeK(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, c
     minimum[i] = _mm512_load_ps(ranges.minimum + i * kLanes);
   }
 
-  StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.K(head), targets.token_offset);
-  for (uint32_t token = slots.first_token(); token < slots.tokens(); token += steps.rows) {
+  const auto read_codes = [&](uint32_t token) HWY_ATTR {
     const __m512i high = reader.Read<kTiles>(high_rows + token * row_bytes);
     __m512i low = _mm512_setzero_si512();
     if (low_rows != nullptr) {
@@ -60,7 +59,15 @@ void DecodeK(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, c
       PrefetchAhead(boost);
       low = ranges.boost(_mm512_maskz_loadu_epi8(boost_bytes, boost));
     }
-    const PackedCodes codes = PackCodes(high, low);
+    return PackCodes(high, low);
+  };
+  StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.K(head), targets.token_offset);
+  uint32_t token = slots.first_token();
+  if (token >= slots.tokens()) return;  // all rows are raw
+  PackedCodes codes = read_codes(token);
+  while (token < slots.tokens()) {
+    const uint32_t next_token = token + steps.rows;
+    const PackedCodes next_codes = read_codes(next_token < slots.tokens() ? next_token : token);
     slots.MoveTo(token);
 #pragma GCC unroll 4
     for (uint32_t slot = 0; slot < kSlots; ++slot) {
@@ -68,6 +75,8 @@ void DecodeK(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, c
       DecodeKTile<Sink>(codes, slot, scale + first, minimum + first, slots.Quarters(slot),
                         slots.Target(slot));
     }
+    token = next_token;
+    codes = next_codes;
   }
 }
 
