@@ -69,14 +69,15 @@ void LayerCrew::ForEach(uint32_t count, const Body& body) {
 void LayerCrew::Help(uint32_t place) {
   std::unique_lock lock(mutex_);
   while (true) {
-    offered_.wait(lock, [&] { return stopping_ || OpenShare() != nullptr; });
+    // Asked once a wake: the last index may be taken between two looks, as that needs no lock.
+    Share* share = nullptr;
+    offered_.wait(lock, [&] { return stopping_ || (share = OpenShare()) != nullptr; });
     if (stopping_) return;
-    Share& share = *OpenShare();
-    ++share.helping;
+    ++share->helping;
     lock.unlock();
-    Work(share, place);
+    Work(*share, place);
     lock.lock();
-    if (--share.helping == 0) left_.notify_all();
+    if (--share->helping == 0) left_.notify_all();
   }
 }
 

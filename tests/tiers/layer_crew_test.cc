@@ -62,6 +62,21 @@ TEST(LayerCrew, NoPlaceOfOneShareIsEnteredTwiceAtATimeAndManyCallersShareTheHelp
   EXPECT_EQ(total, 4 * 50 * 16);
 }
 
+TEST(LayerCrew, AHelperThatWakesAsTheLastIndexGoesFindsNoWork) {
+  const auto crew = Crew(3);
+  std::atomic<int> calls = 0;
+  const auto body = [&](uint32_t, uint32_t) { ++calls; };
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 2; ++caller) {
+    // Bodies this short are over while helpers still look for work.
+    callers.emplace_back([&] {
+      for (int round = 0; round < 20'000; ++round) crew->ForEach(2, body);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(calls, 2 * 20'000 * 2);
+}
+
 TEST(LayerCrew, WhatABodyThrowsReachesTheCallerAndTheCrewGoesOn) {
   const auto crew = Crew(2);
   EXPECT_THROW(crew->ForEach(8,
