@@ -37,6 +37,39 @@ Status MarkSomeDead(std::span<const ColdRecord> records, ColdSegments& segments,
 
 }  // namespace
 
+RecordHeader LiveRecordHeader(const StoreUuid& uuid, const Place& place, std::span<const std::byte> image,
+                              const RecordMeta& meta) {
+  ImageHeader of_image;
+  KVTIER_CHECK(image.size() >= sizeof(of_image));
+  std::memcpy(&of_image, image.data(), sizeof(of_image));
+  ColdRecord record;
+  record.meta = meta;
+  record.place = place;
+  record.image_bytes = image.size();
+  record.identity.key.bytes = of_image.key;
+  record.identity.name_space.bytes = of_image.name_space;
+  record.identity.first_position = of_image.first_position;
+  record.identity.shape.tokens = of_image.tokens;
+  record.codec = static_cast<CodecId>(of_image.codec);
+  return MakeRecordHeader(uuid, record, RecordState::kLive);
+}
+
+Result<std::span<const std::byte>> ImageOfRecord(const StoreUuid& uuid, const Place& place,
+                                                 std::span<const std::byte> bytes) {
+  RecordHeader header;
+  KVTIER_CHECK(bytes.size() == place.bytes);
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  KVTIER_TRY(CheckRecordHeader(header, {.uuid = uuid,
+                                        .segment = place.container,
+                                        .sequence = place.epoch,
+                                        .offset = place.offset,
+                                        .limit_bytes = place.offset + place.bytes}));
+  if (header.state != static_cast<uint8_t>(RecordState::kLive)) {
+    return Status(Code::kDataLoss, "the record was marked dead");
+  }
+  return bytes.subspan(kColdRecordHeaderBytes, header.image_bytes);
+}
+
 Status SyncSegmentsOf(std::span<const ColdRecord> records, ColdSegments& segments, BlockIo& io) {
   struct Use {
     uint32_t number;

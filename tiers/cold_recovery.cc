@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 
@@ -124,19 +125,20 @@ class Recovery {
 
   /// Scans what the entries leave uncovered of each segment.
   Status ScanGaps() {
-    ColdScanner scanner(segments_, io_);
+    ColdScanner scanner(segments_.options().uuid);
     auto entry = entries_.cbegin();
     for (RecoveredSegment& segment : out_.segments) {
       if (segment.sequence == 0) continue;
       KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.Open(segment.number, segment.sequence));
       const ColdSegments::Found& found = found_.at(segment.number);
+      FileSegmentBytes bytes(*file, io_);
       ColdScanner::Outcome outcome;
       uint64_t covered = kColdSegmentHeaderBytes;
       for (; entry != entries_.cend() && entry->place.container == segment.number; ++entry) {
-        KVTIER_TRY(scanner.Scan(*file, found, {covered, entry->place.offset}, outcome));
+        scanner.Scan(bytes, found, {covered, entry->place.offset}, outcome);
         covered = entry->place.offset + entry->place.bytes;
       }
-      KVTIER_TRY(scanner.Scan(*file, found, {covered, segments_.options().segment_bytes}, outcome));
+      scanner.Scan(bytes, found, {covered, segments_.options().segment_bytes}, outcome);
       segment.used_bytes = std::max(segment.used_bytes, outcome.used_bytes);
       // What could not be read may be taken.
       if (outcome.unread_bytes > 0) segment.used_bytes = segments_.options().segment_bytes;
@@ -220,6 +222,15 @@ Result<std::unique_ptr<ColdIndex>> OpenOrRebuildIndex(const ColdIndex::Options& 
   KVTIER_TRY(MoveIndexAside(options.folder));
   rebuilt = true;
   return ColdIndex::Open(options);
+}
+
+void KeepBlocksOfKnownModels(ColdRecovery& recovery) {
+  std::set<decltype(NamespaceDigest::bytes)> known;
+  for (const ModelRecord& model : recovery.models) known.insert(model.name_space.bytes);
+  recovery.unknown_model_blocks = std::erase_if(recovery.blocks, [&](const RecoveredBlock& block) {
+    return !known.contains(block.identity.name_space.bytes);
+  });
+  recovery.dropped_records += recovery.unknown_model_blocks;
 }
 
 Result<ColdRecovery> RecoverRecords(ColdSegments& segments, std::unique_ptr<ColdIndex>& index,

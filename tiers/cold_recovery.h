@@ -20,4 +20,8 @@ Status MoveIndexAside(const std::string& folder);
 Result<ColdRecovery> RecoverRecords(ColdSegments& segments, std::unique_ptr<ColdIndex>& index,
                                     const ColdIndex::Options& index_options, BlockIo& io);
 
+/// Takes out blocks without a model among `recovery.models`, and counts them. They can never be read, but
+/// their records stay: the model may be put back by hand, and else the segment is recycled like any other.
+void KeepBlocksOfKnownModels(ColdRecovery& recovery);
+
 }  // namespace kvtier

@@ -32,25 +32,33 @@ bool SameBlock(const RecordHeader& header, const ImageView& image) {
 
 }  // namespace
 
-Status ColdScanner::Scan(const ColdSegments::File& file, const ColdSegments::Found& segment, Range range,
-                         Outcome& out) {
+Result<std::span<const std::byte>> FileSegmentBytes::Read(uint64_t offset, uint64_t bytes,
+                                                          AlignedBuffer& buffer) {
+  KVTIER_ASSIGN(const std::span<std::byte> memory, buffer.Reserve(bytes));
+  KVTIER_TRY(RunWithTimeout(io_, ReadRequest(file_.fd.get(), offset, memory.first(bytes))));
+  return std::span<const std::byte>(memory.first(bytes));
+}
+
+void ColdScanner::Scan(SegmentBytes& bytes, const ColdSegments::Found& segment, Range range, Outcome& out) {
   KVTIER_CHECK(range.begin % kColdBlockBytes == 0);
   range.end = std::min(range.end, segment.file_bytes / kColdBlockBytes * kColdBlockBytes);
-  KVTIER_ASSIGN(std::span<std::byte> window, window_.Reserve(kWindowBytes));
+  std::span<const std::byte> window;
   Range loaded;  // what of the segment stands in the window
   uint64_t offset = range.begin;
   while (offset < range.end) {
     if (offset < loaded.begin || offset >= loaded.end) {
       loaded = {offset, std::min(range.end, offset + kWindowBytes)};
-      if (!Fetch(file, offset, window.first(loaded.end - loaded.begin)).ok()) {
+      const Result<std::span<const std::byte>> read = bytes.Read(offset, loaded.end - loaded.begin, window_);
+      if (!read.ok()) {
         out.unread_bytes += loaded.end - loaded.begin;
         offset = loaded.end;
         continue;
       }
+      window = *read;
     }
     RecordHeader header;
     std::memcpy(&header, window.data() + (offset - loaded.begin), sizeof(header));
-    const RecordExpectation expected{.uuid = segments_.options().uuid,
+    const RecordExpectation expected{.uuid = uuid_,
                                      .segment = segment.number,
                                      .sequence = segment.sequence,
                                      .offset = offset,
@@ -61,7 +69,7 @@ Status ColdScanner::Scan(const ColdSegments::File& file, const ColdSegments::Fou
     }
     out.used_bytes = std::max(out.used_bytes, offset + header.record_bytes);
     if (header.state == static_cast<uint8_t>(RecordState::kLive)) {
-      Result<ColdRecord> record = ReadRecord(file, header);
+      Result<ColdRecord> record = ReadRecord(bytes, header);
       if (record.ok()) {
         out.live.push_back(std::move(record).value());
       } else {
@@ -70,18 +78,12 @@ Status ColdScanner::Scan(const ColdSegments::File& file, const ColdSegments::Fou
     }
     offset += header.record_bytes;
   }
-  return Status::Ok();
 }
 
-Status ColdScanner::Fetch(const ColdSegments::File& file, uint64_t offset, std::span<std::byte> memory) {
-  return RunWithTimeout(io_, ReadRequest(file.fd.get(), offset, memory));
-}
-
-Result<ColdRecord> ColdScanner::ReadRecord(const ColdSegments::File& file, const RecordHeader& header) {
-  const uint64_t bytes = ColdRecordBytes(header.image_bytes);
-  if (bytes > kMaxRecordBytes) return Status(Code::kDataLoss, "record larger than any block");
-  KVTIER_ASSIGN(std::span<std::byte> memory, record_.Reserve(bytes));
-  KVTIER_TRY(Fetch(file, header.offset, memory.first(bytes)));
+Result<ColdRecord> ColdScanner::ReadRecord(SegmentBytes& bytes, const RecordHeader& header) {
+  const uint64_t record_bytes = ColdRecordBytes(header.image_bytes);
+  if (record_bytes > kMaxRecordBytes) return Status(Code::kDataLoss, "record larger than any block");
+  KVTIER_ASSIGN(const std::span<const std::byte> memory, bytes.Read(header.offset, record_bytes, record_));
   KVTIER_ASSIGN(const ImageView image,
                 ParseImage(memory.subspan(kColdRecordHeaderBytes, header.image_bytes)));
   KVTIER_TRY(VerifyImage(image));

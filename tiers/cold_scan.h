@@ -8,6 +8,25 @@
 
 namespace kvtier {
 
+/// The bytes of one segment, as a scan reads them: off a file, or where they stand in memory.
+class SegmentBytes {
+ public:
+  virtual ~SegmentBytes() = default;
+  /// `bytes` bytes from `offset` on; valid until `buffer` is used again. Errors: the device's.
+  virtual Result<std::span<const std::byte>> Read(uint64_t offset, uint64_t bytes, AlignedBuffer& buffer) = 0;
+};
+
+/// Of a segment file.
+class FileSegmentBytes final : public SegmentBytes {
+ public:
+  FileSegmentBytes(const ColdSegments::File& file, BlockIo& io) : file_(file), io_(io) {}
+  Result<std::span<const std::byte>> Read(uint64_t offset, uint64_t bytes, AlignedBuffer& buffer) override;
+
+ private:
+  const ColdSegments::File& file_;
+  BlockIo& io_;
+};
+
 /// Reads records off a segment without an index. Single-owner; used at start only.
 class ColdScanner {
  public:
@@ -21,19 +40,17 @@ class ColdScanner {
     uint64_t unread_bytes = 0;     ///< the device failed
   };
 
-  ColdScanner(const ColdSegments& segments, BlockIo& io) : segments_(segments), io_(io) {}
+  explicit ColdScanner(const StoreUuid& uuid) : uuid_(uuid) {}
 
   /// Finds every record of the segment's present use that starts in `range`, which must begin where a record
   /// may begin. Where none is, looks on at the next block: writes finish in any order, so a hole says nothing
   /// about what follows.
-  Status Scan(const ColdSegments::File& file, const ColdSegments::Found& segment, Range range, Outcome& out);
+  void Scan(SegmentBytes& bytes, const ColdSegments::Found& segment, Range range, Outcome& out);
 
  private:
-  Status Fetch(const ColdSegments::File& file, uint64_t offset, std::span<std::byte> memory);
-  Result<ColdRecord> ReadRecord(const ColdSegments::File& file, const RecordHeader& header);
+  Result<ColdRecord> ReadRecord(SegmentBytes& bytes, const RecordHeader& header);
 
-  const ColdSegments& segments_;
-  BlockIo& io_;
+  const StoreUuid uuid_;
   AlignedBuffer window_;
   AlignedBuffer record_;
 };

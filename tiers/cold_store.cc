@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "tiers/cold_folder.h"
 #include "tiers/cold_io.h"
@@ -79,18 +78,7 @@ Result<std::span<const std::byte>> FileColdStore::Read(const Place& place, Block
   KVTIER_ASSIGN(std::span<std::byte> memory, bounce.Reserve(place.bytes));
   memory = memory.first(place.bytes);
   KVTIER_TRY(RunWithTimeout(io, ReadRequest(file->fd.get(), place.offset, memory)));
-
-  RecordHeader header;
-  std::memcpy(&header, memory.data(), sizeof(header));
-  KVTIER_TRY(CheckRecordHeader(header, {.uuid = folder_.uuid,
-                                        .segment = place.container,
-                                        .sequence = place.epoch,
-                                        .offset = place.offset,
-                                        .limit_bytes = place.offset + place.bytes}));
-  if (header.state != static_cast<uint8_t>(RecordState::kLive)) {
-    return Status(Code::kDataLoss, "the record was marked dead");
-  }
-  return std::span<const std::byte>(memory.subspan(kColdRecordHeaderBytes, header.image_bytes));
+  return ImageOfRecord(folder_.uuid, place, memory);
 }
 
 Result<std::span<std::byte>> FileColdStore::BeginWrite(const Place& place, AlignedBuffer& bounce) {
@@ -111,35 +99,13 @@ Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std
   // write.
   const std::span<std::byte> memory(built.data() - kColdRecordHeaderBytes, write_bytes);
   KVTIER_CHECK(reinterpret_cast<uintptr_t>(memory.data()) % kColdBlockBytes == 0);
-  ImageHeader image;
-  std::memcpy(&image, built.data(), sizeof(image));
-  ColdRecord record;
-  record.meta = meta;
-  record.place = place;
-  record.image_bytes = image_bytes;
-  record.identity.key.bytes = image.key;
-  record.identity.name_space.bytes = image.name_space;
-  record.identity.first_position = image.first_position;
-  record.identity.shape.tokens = image.tokens;
-  record.codec = static_cast<CodecId>(image.codec);
-  const RecordHeader header = MakeRecordHeader(folder_.uuid, record, RecordState::kLive);
+  const RecordHeader header = LiveRecordHeader(folder_.uuid, place, built.first(image_bytes), meta);
   std::memcpy(memory.data(), &header, sizeof(header));
   const std::span<std::byte> padding = memory.subspan(kColdRecordHeaderBytes + image_bytes);
   std::fill(padding.begin(), padding.end(), std::byte{0});
 
   KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.OpenOrCreate(place.container, place.epoch, io));
   return RunWithTimeout(io, WriteRequest(file->fd.get(), place.offset, memory));
-}
-
-/// A block without its model can never be read, but its record stays: the model may be put back by hand, and
-/// else the segment is recycled like any other.
-void KeepBlocksOfKnownModels(ColdRecovery& recovery) {
-  std::set<decltype(NamespaceDigest::bytes)> known;
-  for (const ModelRecord& model : recovery.models) known.insert(model.name_space.bytes);
-  recovery.unknown_model_blocks = std::erase_if(recovery.blocks, [&](const RecoveredBlock& block) {
-    return !known.contains(block.identity.name_space.bytes);
-  });
-  recovery.dropped_records += recovery.unknown_model_blocks;
 }
 
 Result<ColdRecovery> FileColdStore::Recover() {
