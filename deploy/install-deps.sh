@@ -6,8 +6,9 @@
 set -eu
 
 build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt-dev libgmock-dev libgrpc++-dev
-  libgtest-dev libhwy-dev libisal-dev libprotobuf-dev librocksdb-dev libspdlog-dev libssl-dev libtomlplusplus-dev
-  liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc python3 python3-numpy"
+  libgtest-dev libhwy-dev libisal-dev libnuma-dev libpmem2-dev libprotobuf-dev librocksdb-dev libspdlog-dev
+  libssl-dev libtomlplusplus-dev liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler
+  protobuf-compiler-grpc python3 python3-numpy"
 test="clang-format curl git python3-pytest valgrind"
 full="clang clang-tidy g++-aarch64-linux-gnu googletest libclang-rt-14-dev qemu-user-static"
 

@@ -37,7 +37,7 @@ LIBRARIES = {
     r"rocksdb/": ["tiers/cold_index", "tests/"],
     r"prometheus/": ["monitoring/exporter", "tests/"],
     r"liburing\.h": ["tiers/base/", "tests/"],
-    r"libpmem2?\.h": ["tiers/"],
+    r"(libpmem2|numa|numaif)\.h": ["tiers/cxl_mapping", "tests/"],
     r"(isa-l/|isa-l\.h|crc\.h)": ["tiers/crc32c.cc", "tests/"],
     r"openssl/": ["daemon/policy/", "daemon/service/", "tests/"],
     r"CLI/": ["daemon/", "client/ctl/", "tests/bench/"],

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tiers/base/fault_guard.h"
+#include "tiers/base/unique_fd.h"
+#include "tiers/cxl_system.h"
+
+namespace kvtier {
+
+/// What makes stored bytes survive a power cut. libpmem2 says it of each mapping.
+enum class CxlPersistence : uint8_t {
+  kByte,       ///< the store itself
+  kCacheLine,  ///< flushed cache lines
+  kPage,       ///< msync
+  kNone,       ///< nothing
+};
+
+/// Where the pages of a mapping are, by a sample of them.
+struct NumaPlacement {
+  int32_t node = -1;     ///< where most are; -1: the system does not say
+  uint32_t on_node = 0;  ///< pages of the sample that are there
+  uint32_t sampled = 0;  ///< whose node is known
+};
+
+/// The memory of a CXL tier, mapped by libpmem2, for one process alone (flock).
+/// Owns: descriptor, mapping, its fault guard. Errors: a page that the device cannot give any more reads as
+/// zeros, and lost() is true from then on. Threads: any, for different bytes.
+class CxlMapping {
+ public:
+  struct Options {
+    CxlTarget target;
+    uint64_t bytes = 0;  ///< to use; a multiple of 4096. A file is made this large, and cut to it.
+    /// Looks at the first bytes of a file or device that may hold somebody's data, before anything is
+    /// changed.
+    std::function<Status(std::span<const std::byte> start)> accept;
+  };
+  static constexpr uint64_t kStartBytes = uint64_t{128}
+                                          << 10;  ///< that `accept` sees, fewer of a shorter file
+
+  /// Errors: kNotFound, kFailedPrecondition (another daemon holds it, it is too small, its kind is another
+  /// one), what `accept` says, kResourceExhausted (no space, no memory on the node), kPermissionDenied,
+  /// kUnavailable.
+  static Result<std::unique_ptr<CxlMapping>> Make(Options options);
+  ~CxlMapping();
+
+  std::span<const std::byte> span() const { return {data_, bytes_}; }
+  int fd() const { return fd_.get(); }
+  CxlKind kind() const { return kind_; }
+  CxlPersistence persistence() const { return persistence_; }
+  bool lost() const { return guard_.lost(); }
+  /// "fsdax file, persistent by cache line flushes", for people.
+  std::string Describe() const;
+
+  /// Copies around the caches. What a later call writes is persistent only after this is, but where pages are
+  /// synced: there nothing is until Persist.
+  void Write(uint64_t offset, std::span<const std::byte> bytes);
+  void Zero(uint64_t offset, uint64_t bytes);
+  /// After OK what was written there survives what persistence() says. Errors: kUnavailable; then it may be
+  /// lost.
+  Status Persist(uint64_t offset, uint64_t bytes);
+
+  NumaPlacement Placement() const;
+
+ private:
+  struct Pmem;
+  CxlMapping();
+  Status OpenFile(const Options& options);
+  Status OpenDevice(const Options& options);
+  Status OpenMemory(const Options& options);
+  Status Map();
+  Status BindToNode(uint32_t node);
+
+  UniqueFd fd_;
+  CxlKind kind_ = CxlKind::kFile;
+  CxlPersistence persistence_ = CxlPersistence::kNone;
+  std::unique_ptr<Pmem> pmem_;
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+  FaultGuard guard_;
+};
+
+}  // namespace kvtier
