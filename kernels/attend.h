@@ -51,6 +51,12 @@ KVTIER_HD inline float DotFp16(const float* x, const uint8_t* halves, uint32_t n
   return sum;
 }
 
+/// exp(score - m). A score that is not a number, or is +infinity, gives NaN: it must not look like a token
+/// that is merely far away.
+KVTIER_HD inline float WeightOf(float score, float m) {
+  return score == -INFINITY ? 0.0f : expf(score - m);
+}
+
 /// scratch.probability[tokens]: from scores to exp(score - m). Writes m and l of the query head. Starts and
 /// ends synchronized. Every lane finds the same maximum for itself.
 template <Team T>
@@ -59,7 +65,7 @@ KVTIER_HD void Softmax(const T& team, uint32_t tokens, const AttentionPartial& o
   for (uint32_t t = 0; t < tokens; ++t) m = scratch.probability[t] > m ? scratch.probability[t] : m;
   team.sync();
   for (uint32_t t = team.rank(); t < tokens; t += team.size())
-    scratch.probability[t] = MergeFactor(scratch.probability[t], m);
+    scratch.probability[t] = WeightOf(scratch.probability[t], m);
   team.sync();
   if (team.rank() == 0) {
     float l = 0;

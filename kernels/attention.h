@@ -24,7 +24,8 @@ struct AttentionQuery {
 /// Attention over some tokens, by query head, with scores x_t = scale * q . k_t:
 ///   m = max x_t      l = sum exp(x_t - m)      o = sum exp(x_t - m) * v_t, in a VForm
 /// The attention itself is o / l. No tokens: m = -infinity, l = 0, o = 0. An engine makes the same three
-/// numbers of the tokens that are not in blocks, and merges.
+/// numbers of the tokens that are not in blocks, and merges. A score that is not a number, or is +infinity,
+/// makes l NaN; m leaves NaN out.
 struct AttentionPartial {
   float* o = nullptr;  ///< [query_heads][v_dim]
   float* m = nullptr;  ///< [query_heads]
@@ -36,9 +37,9 @@ KVTIER_HD inline float LogSumExp(float m, float l) {
   return m + logf(l);
 }
 /// The share of the attention that went to a part: exp(lse_part - lse_all). 0 where there were no tokens at
-/// all.
+/// all, NaN where one of the two is.
 KVTIER_HD inline float AttentionMass(float part_lse, float all_lse) {
-  return part_lse > -INFINITY ? expf(part_lse - all_lse) : 0.0f;
+  return part_lse == -INFINITY ? 0.0f : expf(part_lse - all_lse);
 }
 
 /// What the sums of a part with maximum m are multiplied by when the maximum becomes `all`.

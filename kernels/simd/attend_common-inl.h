@@ -67,11 +67,13 @@ class Prefetcher {
   float lines_a_token_ = 0, due_ = 0;
 };
 
-/// exp(x) for x <= 0, relative error below 3e-7 above x = -87; nearly 0 below that.
+/// exp(x) for x <= 0, relative error below 3e-7 above x = -87; nearly 0 below that. NaN stays NaN: a maximum
+/// would lose it.
 HWY_INLINE VF32 ExpOfNegative(VF32 x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
-  const VF32 t = hn::Max(hn::Mul(x, hn::Set(d, 1.442695041f)), hn::Set(d, -126.0f));
+  const VF32 least = hn::Set(d, -126.0f), powers = hn::Mul(x, hn::Set(d, 1.442695041f));
+  const VF32 t = hn::IfThenElse(hn::Lt(powers, least), least, powers);
   const VF32 n = hn::Round(t);
   const VF32 f = hn::Sub(t, n);  // 2^f by its Taylor series, |f| <= 1/2
   VF32 p = hn::Set(d, 1.5252734e-5f);
@@ -82,21 +84,25 @@ HWY_INLINE VF32 ExpOfNegative(VF32 x) {
   p = hn::MulAdd(p, f, hn::Set(d, 2.4022651e-1f));
   p = hn::MulAdd(p, f, hn::Set(d, 6.9314718e-1f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
+  return hn::Mul(p, hn::BitCast(d, exponent));  // NaN whatever the exponent has become
 }
 
 struct MaxAndSum {
   float m, l;
 };
 
-/// scores[RoundUp(tokens, kTokenPad)], aligned: to exp(score - m), 0 beyond `tokens`.
+/// scores[RoundUp(tokens, kTokenPad)], aligned: to exp(score - m), 0 beyond `tokens`. NaN where a score is
+/// NaN or +infinity.
 HWY_NOINLINE inline MaxAndSum SoftmaxRow(float* scores, uint32_t tokens) {
   const F32 d;
   const uint32_t padded = RoundUp(tokens, kTokenPad);
   for (uint32_t t = tokens; t < padded; ++t) scores[t] = -INFINITY;
   VF32 largest = hn::Set(d, -INFINITY);
-  for (uint32_t t = 0; t < padded; t += hn::Lanes(d)) largest = hn::Max(largest, hn::Load(d, scores + t));
+  for (uint32_t t = 0; t < padded; t += hn::Lanes(d)) {
+    const VF32 score = hn::Load(d, scores + t);
+    largest = hn::IfThenElse(hn::Gt(score, largest), score, largest);  // never NaN
+  }
   const VF32 m = hn::MaxOfLanes(d, largest);
   VF32 sum = hn::Zero(d);
   for (uint32_t t = 0; t < padded; t += hn::Lanes(d)) {

@@ -184,6 +184,66 @@ TEST_P(AttendTest, AttendsToALayerThatIsStoredRaw) {
   }
 }
 
+/// A layer of head dimension 64 and 40 tokens whose element `at` (K, then V) has the fp16 `bits`, stored raw,
+/// attended to by two query heads a KV head.
+Partial AttendWithElement(const Codec& codec, size_t at, uint16_t bits) {
+  const BlockShape shape{.layers = 1, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .tokens = 40};
+  Bytes raw = RandomRaw(shape, kSeed);
+  Store16(&raw[2 * at], bits);
+  ConstLayerParts parts;
+  parts.part[0] = raw;
+  const Queries queries(shape, 2, kSeed);
+  Partial found(queries.query.query_heads, shape.v_dim);
+  codec.attend(shape, kPlaneRaw, parts, queries.query, found.View());
+  return found;
+}
+
+TEST_P(AttendTest, AScoreThatIsNoNumberMakesTheAttentionOfItsHeadsNone) {
+  constexpr uint16_t kNan = 0x7e00;
+  for (const SimdLevel level : AvailableSimdLevels()) {
+    const AtLevel limit(level);
+    for (const size_t token : {0, 17, 39}) {
+      Partial found = AttendWithElement(codec_, (40 + token) * 64 + 5, kNan);  // K of head 1
+      for (uint32_t h = 0; h < 4; ++h)
+        EXPECT_EQ(std::isnan(found.l[h]), h >= 2) << h << " at " << SimdLevelName(level);
+      Partial merged(4, 64);
+      MergeAttentionSimd(found.View(), 4, 64, merged.View());
+      EXPECT_TRUE(std::isnan(merged.l[2]));
+      EXPECT_TRUE(std::isnan(AttentionMass(LogSumExp(found.m[2], found.l[2]), 1.0f)));
+    }
+  }
+}
+
+TEST_P(AttendTest, AnInfiniteScoreIsNoAttentionAndOneOfMinusInfinityNoWeight) {
+  for (const SimdLevel level : AvailableSimdLevels()) {
+    const AtLevel limit(level);
+    const Partial up = AttendWithElement(codec_, 3 * 64 + 5, 0x7c00);
+    const Partial down = AttendWithElement(codec_, 3 * 64 + 5, 0xfc00);
+    for (uint32_t h = 0; h < 2; ++h) {
+      // One of the two scores is +infinity, which depends on the sign of the query.
+      EXPECT_NE(std::isnan(up.l[h]), std::isnan(down.l[h])) << h << " at " << SimdLevelName(level);
+      const Partial& away = std::isnan(up.l[h]) ? down : up;
+      EXPECT_TRUE(std::isfinite(away.m[h]) && away.l[h] > 0 && away.l[h] < 40);
+    }
+  }
+}
+
+TEST_P(AttendTest, AQueryThatIsNoNumberHasNoAttention) {
+  const BlockShape shape = ShapesOf(codec_).front();
+  const EncodedLayer layer = EncodeLayer(codec_, shape, RandomRaw(shape, kSeed), kScales);
+  for (const float wrong : {NAN, INFINITY, -INFINITY, 3e38f}) {
+    Queries queries(shape, 3, kSeed);
+    for (uint32_t c = 0; c < shape.k_dim; ++c) queries.values[shape.k_dim + c] = c % 2 == 0 ? wrong : -wrong;
+    queries.query.scale = 1;
+    for (const SimdLevel level : AvailableSimdLevels()) {
+      const AtLevel limit(level);
+      const Partial found = Attend(codec_, layer, queries.query);
+      EXPECT_FALSE(std::isfinite(found.Attention()[shape.v_dim])) << wrong << " at " << SimdLevelName(level);
+      EXPECT_TRUE(std::isfinite(found.Attention()[0])) << wrong << " at " << SimdLevelName(level);
+    }
+  }
+}
+
 TEST_P(AttendTest, ArbitraryBytesAreReadInBoundsAndOnlyThere) {
   std::mt19937 random(kSeed);
   for (const BlockShape& shape : ShapesOf(codec_)) {

@@ -248,6 +248,8 @@ typedef struct kvtier_attention {
  *  - m = max x_t
  *  - l = sum exp(x_t - m)
  *  - o = sum exp(x_t - m) * v_t
+ * A score that is not a number, or is +infinity (K as stored can have both), makes l NaN and with it the
+ * attention of that query head, here and in every merge; m leaves NaN out.
  * Nothing is masked: the queries come after the blocks. For tokens that are in no block (its own new ones)
  * the engine makes the same three numbers and merges; the attention is o / l:
  *  - M = max(m, m')
