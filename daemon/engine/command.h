@@ -187,7 +187,9 @@ struct Remove {
   SessionId session;
   ModelId model;
   std::vector<Key> keys;  ///< empty: the whole namespace
-  Reply<uint64_t> reply;  ///< blocks removed; bytes under a lease stay until its release
+  /// Blocks removed, once no crash can bring them back; bytes under a lease stay until its release. kAborted:
+  /// a cold tier failed to forget them.
+  Reply<uint64_t> reply;
 };
 
 // ---- looking and administration

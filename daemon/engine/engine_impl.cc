@@ -76,6 +76,7 @@ TimePoint EngineImpl::Step(TimePoint now) {
   TakeCommands();
   const bool sweeping = AdvanceSweeps();
   Pump();
+  AdvanceRemovals();
   DispatchJobs();
   PublishGauges();
   if (current_ || sweeping || pump_again_ || deps_.commands.size() > 0 || deps_.completions.size() > 0)
@@ -178,8 +179,11 @@ void EngineImpl::OnCompletion(Completion completion) {
     case PendingJob::Kind::kVerify:
       return OnVerifyDone(job, completion);
     case PendingJob::Kind::kErase:
+      ++forgets_done_;
       // The records are dead for this engine already; a scan after a crash may find them, whole.
-      if (!completion.status.ok()) ladder_.at(job.tier).metrics->write_errors.Add();
+      if (completion.status.ok()) return;
+      ++forgets_failed_;
+      ladder_.at(job.tier).metrics->write_errors.Add();
       return;
     case PendingJob::Kind::kRecycle:
       return OnRecycled(job, completion.status);
@@ -230,7 +234,7 @@ uint64_t EngineImpl::Outstanding() const {
     for (const auto& [ticket_id, ticket] : session.tickets) waits += ticket.waits.size();
   }
   return jobs_.size() + transfers_.size() + puts_.size() + acquires_.size() + prefetches_.size() +
-         sweeps_.size() + waits + (current_ ? 1 : 0);
+         sweeps_.size() + removals_.size() + waits + (current_ ? 1 : 0);
 }
 
 }  // namespace kvtier

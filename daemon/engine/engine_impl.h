@@ -207,6 +207,12 @@ class EngineImpl final : public Engine {
   void Quarantine(EntryId id, TierId tier);
   void LeaveTable(EntryId id, TierId tier, Reason reason);
   void ForgetIfGone(EntryId id);
+  void RemoveFor(Removal& removal, EntryId id);
+  bool OnColdTier(EntryId id) const;
+  bool ForgetsPending() const;
+  void HoldRemoval(Removal removal, TimePoint deadline, Reply<uint64_t> reply);
+  void AdvanceRemovals();
+  bool AdvanceRemoval(RemovalOp& op);
 
   // invariants.cc
   void CheckPins() const;
@@ -257,6 +263,7 @@ class EngineImpl final : public Engine {
   std::unordered_map<OpId, AcquireOp> acquires_;
   std::unordered_map<OpId, PrefetchOp> prefetches_;
   std::map<OpId, SweepOp> sweeps_;
+  std::map<OpId, RemovalOp> removals_;
   struct RetiredArena {
     TierId tier;
     std::set<SessionId> mapped_by;
@@ -269,12 +276,14 @@ class EngineImpl final : public Engine {
   std::deque<Job> job_backlog_;
   std::deque<ColdJob> cold_backlog_;
   uint32_t jobs_in_flight_ = 0;
+  /// Erase and recycle jobs; the committer does them in the order given.
+  uint64_t forgets_ordered_ = 0, forgets_done_ = 0, forgets_failed_ = 0;
 
   std::optional<Command> current_;  ///< a long command that is being worked on
   size_t cursor_ = 0;               ///< next key of it
   OpId current_op_{};
   LookupReply lookup_;
-  uint64_t removed_ = 0;
+  Removal removing_;
   uint32_t budget_ = 0;  ///< keys left in this step
 
   uint64_t changes_ = 0;  ///< that may let somebody who waits for space go on

@@ -110,6 +110,27 @@ struct PrefetchOp {
   std::vector<TransferId> transfers;
 };
 
+/// Blocks that were taken out of the table, and what of them may still stand on disk.
+struct Removal {
+  uint64_t blocks = 0;
+  bool was_on_disk = false;
+  struct Row {
+    EntryId entry;
+    uint32_t generation;
+  };
+  std::vector<Row> rows;  ///< with copies on a cold tier that are still read or written
+};
+
+/// A removal that is answered when no crash can bring its blocks back.
+struct RemovalOp {
+  OpId id;
+  TimePoint deadline = kNever;
+  Removal removal;
+  std::optional<uint64_t> forgets;  ///< cold jobs that must be done, once every row has let go
+  uint64_t failed_before = 0;       ///< cold jobs, when it began
+  Reply<uint64_t> reply;
+};
+
 /// Work over a whole tier or table, in slices of a step, with a bounded number of jobs in flight.
 struct SweepOp {
   enum class Kind : uint8_t { kClear, kListBlocks, kDemote, kEvict, kVerify, kDrain };
@@ -127,6 +148,7 @@ struct SweepOp {
   Key after;
   uint32_t limit = 0;
   std::vector<Key> found;  ///< kListBlocks: a heap of the smallest keys
+  Removal removal;         ///< kClear
   std::variant<Reply<uint64_t>, Reply<VerifyReply>, Reply<std::vector<BlockStats>>> reply;
 };
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
 
@@ -69,6 +71,75 @@ void EngineImpl::Quarantine(EntryId id, TierId tier) {
   EvictCopy(id, tier, Reason::kCorrupt);
 }
 
+bool EngineImpl::OnColdTier(EntryId id) const {
+  const Entry& entry = table_.at(id);
+  return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(), [&entry](const Tier& tier) {
+    return !tier.host() && entry.copies[tier.id.value].state != CopyState::kAbsent;
+  });
+}
+
+void EngineImpl::RemoveFor(Removal& removal, EntryId id) {
+  const uint32_t generation = table_.at(id).generation;
+  removal.was_on_disk |= OnColdTier(id);
+  ++removal.blocks;
+  RemoveBlock(id, Reason::kRemoved);
+  const bool lingers = table_.live(id) && table_.at(id).generation == generation && OnColdTier(id);
+  if (lingers) removal.rows.push_back({id, generation});
+}
+
+bool EngineImpl::ForgetsPending() const {
+  return forgets_done_ < forgets_ordered_ ||
+         std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(),
+                     [](const Tier& tier) { return !tier.to_erase.empty(); });
+}
+
+void EngineImpl::HoldRemoval(Removal removal, TimePoint deadline, Reply<uint64_t> reply) {
+  // A block that is not in the table may have left it a moment ago, for a reason of the tier's own.
+  if (!removal.was_on_disk && !ForgetsPending()) {
+    if (reply) reply(removal.blocks);
+    return;
+  }
+  const OpId id{next_id_++};
+  removals_.emplace(id, RemovalOp{.id = id,
+                                  .deadline = deadline,
+                                  .removal = std::move(removal),
+                                  .forgets = std::nullopt,
+                                  .failed_before = forgets_failed_,
+                                  .reply = std::move(reply)});
+  timers_.Add({deadline, TimerKind::kReclaim, id.value});
+}
+
+void EngineImpl::AdvanceRemovals() {
+  for (auto at = removals_.begin(); at != removals_.end();) {
+    at = AdvanceRemoval(at->second) ? removals_.erase(at) : std::next(at);
+  }
+}
+
+/// True: answered.
+bool EngineImpl::AdvanceRemoval(RemovalOp& op) {
+  std::vector<Removal::Row>& rows = op.removal.rows;
+  const auto lingers = [this](const Removal::Row& row) {
+    return table_.live(row.entry) && table_.at(row.entry).generation == row.generation &&
+           OnColdTier(row.entry);
+  };
+  while (!rows.empty() && !lingers(rows.back())) rows.pop_back();
+  if (rows.empty() && !op.forgets) {
+    for (Tier& tier : ladder_.tiers()) FlushErases(tier);
+    op.forgets = forgets_ordered_;
+  }
+  const bool done = op.forgets && forgets_done_ >= *op.forgets;
+  if (!done && now_ < op.deadline) return false;
+  timers_.Cancel({op.deadline, TimerKind::kReclaim, op.id.value});
+  if (!done) {
+    Fail(op.reply, Code::kDeadlineExceeded, "the blocks are gone; their records are not yet marked dead");
+  } else if (forgets_failed_ > op.failed_before) {
+    Fail(op.reply, Code::kAborted, "the blocks are gone; a restart may find their records again");
+  } else if (op.reply) {
+    op.reply(op.removal.blocks);
+  }
+  return true;
+}
+
 bool EngineImpl::Handle(Remove& c) {
   Session* session = FindSession(c.session);
   if (session == nullptr) {
@@ -79,11 +150,13 @@ bool EngineImpl::Handle(Remove& c) {
     Status valid = CheckModel(*session, c.model);
     if (valid.ok() && c.keys.size() > kMaxKeysPerCall)
       valid = Status(Code::kInvalidArgument, "too many keys");
+    if (valid.ok() && removals_.size() >= kMaxOperations)
+      valid = Status(Code::kResourceExhausted, "too many removals wait");
     if (!valid.ok()) {
       if (c.reply) c.reply(std::move(valid));
       return true;
     }
-    removed_ = 0;
+    removing_ = {};
   }
   if (c.keys.empty()) {
     SweepOp* sweep = StartSweep(SweepOp::Kind::kClear);
@@ -100,10 +173,9 @@ bool EngineImpl::Handle(Remove& c) {
     --budget_;
     const EntryId id = table_.Find(session->tenant, c.keys[cursor_]);
     if (id == kNoEntry || table_.at(id).model != c.model) continue;
-    RemoveBlock(id, Reason::kRemoved);
-    ++removed_;
+    RemoveFor(removing_, id);
   }
-  if (c.reply) c.reply(removed_);
+  HoldRemoval(std::move(removing_), current_->deadline, std::move(c.reply));
   return true;
 }
 

@@ -65,6 +65,7 @@ bool EngineImpl::RecycleSegment(Tier& tier) {
   FlushErases(tier);  // in order: no erase may hit the segment's next life
   const uint64_t sequence = tier.segments->BeginRecycle(*victim);
   ++tier.recycles_in_flight;
+  ++forgets_ordered_;
   EnqueueCold({.kind = PendingJob::Kind::kRecycle, .tier = tier.id, .segment = *victim},
               RecycleJob{.tier = tier.id, .segment = *victim, .new_sequence = sequence});
   return true;
@@ -74,11 +75,13 @@ void EngineImpl::OnRecycled(const PendingJob& job, const Status& status) {
   ++changes_;
   Tier& tier = ladder_.at(job.tier);
   --tier.recycles_in_flight;
+  ++forgets_done_;
   // Not found: no write to it ever went well enough to make the file. The next one makes it.
   if (status.ok() || status.code() == Code::kNotFound) {
     tier.segments->Recycled(job.segment);
     return;
   }
+  ++forgets_failed_;
   tier.segments->RecycleFailed(job.segment);
   tier.metrics->write_errors.Add();
   tier.circuit.OnFailure(now_);
@@ -91,6 +94,7 @@ void EngineImpl::FlushErases(Tier& tier) {
     EraseJob erase{.tier = tier.id, .items = {}};
     erase.items.assign(tier.to_erase.end() - static_cast<ptrdiff_t>(count), tier.to_erase.end());
     tier.to_erase.resize(tier.to_erase.size() - count);
+    ++forgets_ordered_;
     EnqueueCold({.kind = PendingJob::Kind::kErase, .tier = tier.id}, std::move(erase));
   }
 }

@@ -62,8 +62,7 @@ void EngineImpl::SweepRow(SweepOp& op, EntryId id) {
     case SweepOp::Kind::kClear:
       // What came after the request is not meant by it.
       if (entry.model != op.model || entry.born > op.id.value) return;
-      ++op.done;
-      return RemoveBlock(id, Reason::kRemoved);
+      return RemoveFor(op.removal, id);
     case SweepOp::Kind::kListBlocks:
       if (entry.model != op.model || !entry.Stored() || !(op.after < entry.key)) return;
       op.found.push_back(entry.key);
@@ -171,7 +170,9 @@ void EngineImpl::FinishSweep(SweepOp& op, Code code) {
                ended.reply);
     return;
   }
-  if (auto* count = std::get_if<Reply<uint64_t>>(&ended.reply)) {
+  if (ended.kind == SweepOp::Kind::kClear) {
+    HoldRemoval(std::move(ended.removal), ended.deadline, std::get<Reply<uint64_t>>(std::move(ended.reply)));
+  } else if (auto* count = std::get_if<Reply<uint64_t>>(&ended.reply)) {
     if (*count) (*count)(ended.done);
   } else if (auto* verified = std::get_if<Reply<VerifyReply>>(&ended.reply)) {
     if (*verified) (*verified)(VerifyReply{.checked = ended.done, .corrupt = ended.corrupt});

@@ -111,6 +111,92 @@ TEST_F(ColdTest, ARemovedBlockIsNotFoundAfterARestart) {
   EXPECT_EQ(Hits(2, 1), 1u);
 }
 
+TEST_F(ColdTest, S40_ARemovalIsAnsweredWhenNoCrashCanBringTheBlockBack) {
+  PutCodes(1, 2, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  std::optional<Result<uint64_t>> answer;
+  harness.Send(Remove{session, model, {MakeKey(1)}, [&](Result<uint64_t> result) { answer = result; }});
+  harness.StepOnly();
+  EXPECT_FALSE(answer.has_value());
+  harness.Restart();  // killed before the answer: the block may be back
+  Begin();
+  EXPECT_EQ(Hits(1, 1), 1u);
+
+  harness.Send(Remove{session, model, {MakeKey(2)}, [&](Result<uint64_t> result) { answer = result; }});
+  for (int steps = 0; steps < 100 && !answer; ++steps) harness.StepOnce();
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  EXPECT_EQ(**answer, 1u);
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(2, 1), 0u);
+}
+
+TEST_F(ColdTest, S40_ClearingAModelIsAnsweredWhenNoCrashCanBringABlockBack) {
+  PutCodes(1, 20, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  std::optional<Result<uint64_t>> answer;
+  harness.Send(Remove{session, model, {}, [&](Result<uint64_t> result) { answer = result; }});
+  for (int steps = 0; steps < 100 && !answer; ++steps) harness.StepOnce();
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  EXPECT_EQ(**answer, 20u);
+  harness.Restart();
+  Begin();
+  for (uint64_t i = 1; i <= 20; ++i) EXPECT_EQ(Hits(i, 1), 0u) << i;
+}
+
+TEST_F(ColdTest, S40_ARemovalWaitsForACopyThatIsBeingWritten) {
+  PutCodes(1, 1);
+  harness.Send(Remove{session, model, {MakeKey(2)}, {}});  // nothing to do
+  harness.Settle();
+  Put put;
+  put.session = session;
+  put.model = model;
+  put.ticket = TicketId{harness.next_ticket++};
+  put.durability = Durability::kDurable;
+  put.blocks.push_back(harness.ChainBlock(spec, 1));
+  harness.Send(std::move(put));
+  harness.StepOnly();
+  harness.HoldJobs();  // the move to the cold tier
+  ASSERT_GT(harness.held(), 0u);
+  std::optional<Result<uint64_t>> answer;
+  harness.Send(Remove{session, model, {MakeKey(1)}, [&](Result<uint64_t> result) { answer = result; }});
+  harness.StepOnly();
+  EXPECT_FALSE(answer.has_value());
+  while (harness.held() > 0) harness.RunHeld(0);
+  for (int steps = 0; steps < 100 && !answer; ++steps) harness.StepOnce();
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  harness.Restart();
+  Begin();
+  EXPECT_EQ(Hits(1, 1), 0u);
+}
+
+TEST_F(ColdTest, ARemovalThatTheDeviceDoesNotTakeSaysSo) {
+  PutCodes(1, 2, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  harness.fake().cold_fault = [](const ColdJob& job) -> std::optional<Status> {
+    if (!std::holds_alternative<EraseJob>(job.work)) return std::nullopt;
+    return Status(Code::kUnavailable, "injected");
+  };
+  const Result<uint64_t> removed = harness.Call<uint64_t>(Remove{session, model, {MakeKey(1)}, {}});
+  EXPECT_EQ(removed.status().code(), Code::kAborted);
+  EXPECT_EQ(Hits(1, 1), 0u);
+  harness.fake().cold_fault = nullptr;
+  EXPECT_EQ(*harness.Call<uint64_t>(Remove{session, model, {MakeKey(2)}, {}}), 1u);
+}
+
+TEST_F(ColdTest, ARemovalEndsAtItsDeadlineWhereTheDeviceHangs) {
+  PutCodes(1, 1, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  std::optional<Result<uint64_t>> answer;
+  harness.Send(Remove{session, model, {MakeKey(1)}, [&](Result<uint64_t> result) { answer = result; }});
+  harness.StepOnly();
+  harness.HoldJobs();
+  harness.clock().Advance(std::chrono::milliseconds(200));
+  harness.StepOnly();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status().code(), Code::kDeadlineExceeded);
+}
+
 TEST_F(ColdTest, AFullColdTierRecyclesItsOldestSegmentsAndCountsWhatGoes) {
   for (uint64_t i = 1; i <= 600; ++i) ASSERT_EQ(PutCodes(i, 1), std::vector<Code>{Code::kOk}) << i;
   EXPECT_GT(harness.fake().recycles(), 1u);

@@ -289,9 +289,12 @@ void Simulation::SendRemove(Client& client) {
     }
   };
   forget(0);
-  remove.reply = Once<uint64_t>([this, forget, all](const auto&) {
+  remove.reply = Once<uint64_t>([this, forget, all, tenant = client.tenant, keys = remove.keys,
+                                 sent = commands_](const Result<uint64_t>& result) {
     clearing_ -= all;
     forget(0);
+    if (!result.ok()) return;
+    for (const Key& key : keys) keys_[{tenant, key}].removed_for_good = sent;
   });
   harness_->Send(std::move(remove), std::chrono::seconds(60));
 }

@@ -48,6 +48,7 @@ class Simulation {
   struct KeyRecord {
     std::map<uint64_t, PutRecord> puts;  ///< by owner
     uint64_t removed_by = 0;             ///< the last command that removed it
+    uint64_t removed_for_good = 0;       ///< the last one that was answered: no restart brings the block back
     bool must_hit = false;               ///< in a roomy simulation: acknowledged, not removed since
     bool must_survive = false;           ///< the same, on a persistent tier
   };

@@ -89,6 +89,8 @@ void Simulation::CheckAcquired(const std::string& tenant, SessionId session, uin
   if (put->second.state == PutState::kNotStored) Violate("a block that was not stored can be read");
   if (put->second.sent < record.removed_by && record.removed_by < sent)
     Violate("a removed block can be read");
+  if (put->second.sent < record.removed_for_good && record.removed_for_good < sent)
+    Violate("a block whose removal was answered is back");
   if (block.precision < put->second.floor) Violate("an acquired block is below its floor");
   for (const auto& [owner, other] : record.puts) {
     const bool replaced = other.sent > put->second.sent && other.stored_by < sent;

@@ -303,7 +303,9 @@ KVTIER_API kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, 
 KVTIER_API kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint32_t tier,
                                        uint32_t timeout_ms, kvtier_ticket* ticket, uint32_t* started);
 KVTIER_API kvtier_code kvtier_cancel(kvtier_client* handle, kvtier_ticket ticket);
-/* Forgets blocks; those under a lease go when it ends. `removed` may be NULL. */
+/* Forgets blocks; those under a lease go when it ends. `removed` may be NULL. After KVTIER_OK they are gone
+ * for good, whatever happens to the daemon. KVTIER_ABORTED and KVTIER_DEADLINE_EXCEEDED: they are gone, but a
+ * daemon that is killed now may find some again on its disk. */
 KVTIER_API kvtier_code kvtier_remove(kvtier_model* model, const kvtier_query* query, uint64_t* removed,
                                      uint32_t timeout_ms);
 /* Forgets every block of the model. */
