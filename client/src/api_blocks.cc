@@ -84,7 +84,7 @@ Status Fetch(Lease& lease, size_t first, size_t count, LayerRange layers, const 
              std::span<kvtier_block_result> results) {
   const LeasedBlock& last = lease.blocks[first + count - 1];
   const uint64_t tokens = last.info.position + last.info.tokens - lease.blocks[first].info.position;
-  KVTIER_ASSIGN(const View view, View::CheckDestination(destination, lease.model->spec, tokens));
+  KVTIER_ASSIGN(const View view, View::CheckDestination(destination, lease.model->spec, layers, tokens));
   FetchBlocks(lease, first, layers, view, results);
   return FirstFailure(first, results, " was not fetched");
 }
@@ -256,7 +256,8 @@ kvtier_code kvtier_attend(kvtier_lease* lease, size_t first, size_t count, uint3
                           const kvtier_attention* attention, kvtier_block_result* results) {
   return Guard([&]() -> Status {
     KVTIER_ASSIGN(const Handles::LeaseHandle handle, BeginResults(lease, first, count, results));
-    KVTIER_ASSIGN(const Attention checked, Attention::Check(attention, layer, handle.lease->model->spec));
+    KVTIER_ASSIGN(const Attention checked,
+                  Attention::Check(attention, layer, handle.lease->model->spec, count));
     AttendBlocks(*handle.lease, first, checked, {results, count});
     return FirstFailure(first, {results, count}, " was left out");
   });
@@ -291,12 +292,9 @@ kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_
   return Guard([&]() -> Status {
     KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
     std::vector<kvtier_put_result> outcomes;
-    KVTIER_TRY(WaitPut(*client, ticket, client->Deadline(timeout_ms), outcomes));
-    if (results != nullptr) {
-      if (capacity < outcomes.size())
-        return Status(Code::kOutOfRange, "the put had more blocks than results has room for");
-      std::copy(outcomes.begin(), outcomes.end(), results);
-    }
+    const size_t room = results == nullptr ? SIZE_MAX : capacity;
+    KVTIER_TRY(WaitPut(*client, ticket, client->Deadline(timeout_ms), room, outcomes));
+    if (results != nullptr) std::copy(outcomes.begin(), outcomes.end(), results);
     for (const kvtier_put_result& outcome : outcomes) {
       if (outcome.code != KVTIER_OK && outcome.code != KVTIER_PRESENT) {
         return Status(static_cast<Code>(outcome.code), "a block of the put was not stored");

@@ -1,6 +1,7 @@
 #include "client/src/attend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "client/src/errors.h"
@@ -19,6 +20,39 @@ Status Torn() {
 
 Status Invalid(const char* what) {
   return Status(Code::kInvalidArgument, std::string("attention: ") + what);
+}
+
+/// One of the caller's arrays.
+struct Array {
+  const float* first;
+  size_t count;
+};
+bool Overlap(const Array& a, const Array& b) {
+  const auto begin = [](const Array& x) { return reinterpret_cast<uintptr_t>(x.first); };
+  const auto end = [&](const Array& x) { return begin(x) + x.count * sizeof(float); };
+  return begin(a) < end(b) && begin(b) < end(a);
+}
+
+/// Results are written while queries are still read.
+Status CheckArrays(const kvtier_attention& attention, const ModelSpec& spec, size_t blocks) {
+  const size_t heads = attention.query_heads;
+  const Array q = {attention.q, heads * spec.k_dim};
+  const Array arrays[] = {q,
+                          {attention.o, heads * spec.v_dim},
+                          {attention.m, heads},
+                          {attention.l, heads},
+                          {attention.mass, attention.mass == nullptr ? 0 : blocks}};
+  for (const Array& a : arrays) {
+    for (const Array& b : arrays) {
+      if (&a < &b && Overlap(a, b)) return Invalid("two of q, o, m, l and mass overlap");
+    }
+  }
+  // Infinity and NaN have the largest magnitudes, as bits: one maximum and no branch in the loop.
+  uint32_t largest = 0;
+  for (size_t i = 0; i < q.count; ++i)
+    largest = std::max(largest, std::bit_cast<uint32_t>(q.first[i]) & 0x7fffffff);
+  if (!std::isfinite(std::bit_cast<float>(largest))) return Invalid("q has a number that is not finite");
+  return Status::Ok();
 }
 
 /// What the sums over blocks grow in. V stays in the form that a block's codec leaves it in, and is brought
@@ -94,7 +128,8 @@ void FillMass(std::span<const float> lse, const Attention& attention, std::span<
 
 }  // namespace
 
-Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t layer, const ModelSpec& spec) {
+Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t layer, const ModelSpec& spec,
+                                   size_t blocks) {
   if (attention == nullptr || attention->struct_size < sizeof(kvtier_attention))
     return Invalid("struct_size is not set");
   if (attention->q == nullptr || attention->o == nullptr || attention->m == nullptr ||
@@ -105,6 +140,7 @@ Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t l
     return Invalid("query_heads is not a multiple of the model's kv_heads, or too large");
   if (!std::isfinite(attention->scale)) return Invalid("scale is not finite");
   if (layer >= spec.layers) return Invalid("layer is outside the model's");
+  KVTIER_TRY(CheckArrays(*attention, spec, blocks));
   Attention checked;
   checked.query = {.q = attention->q, .query_heads = heads, .scale = attention->scale};
   checked.query.scales = ScalesOf(spec, layer);

@@ -22,8 +22,9 @@ struct Attention {
   float* mass = nullptr;  ///< by block, or null
   uint16_t layer = 0;
 
-  /// Errors: kInvalidArgument, naming what is wrong.
-  static Result<Attention> Check(const kvtier_attention* attention, uint32_t layer, const ModelSpec& spec);
+  /// For `blocks` blocks. Errors: kInvalidArgument, naming what is wrong.
+  static Result<Attention> Check(const kvtier_attention* attention, uint32_t layer, const ModelSpec& spec,
+                                 size_t blocks);
 };
 
 /// Attention over blocks [first, first + results.size()) of the lease, straight from the mapped arenas. Every

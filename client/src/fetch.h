@@ -10,11 +10,6 @@
 
 namespace kvtier::client {
 
-struct LayerRange {
-  uint16_t first = 0;
-  uint16_t count = 0;
-};
-
 /// Decodes blocks [first, first + results.size()) of the lease into `destination`, straight from the mapped
 /// arenas. Every block gets its own result; the destination bytes of one that is not OK are invalid.
 void FetchBlocks(Lease& lease, size_t first, LayerRange layers, const View& destination,

@@ -306,7 +306,8 @@ Status Put(Client& client, const std::shared_ptr<const Model>& model, const Quer
   return staged;
 }
 
-Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, std::vector<kvtier_put_result>& results) {
+Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, size_t room,
+               std::vector<kvtier_put_result>& results) {
   KVTIER_ASSIGN(const Ticket found, client.FindTicket(ticket));
   if (found.put == nullptr) return Status(Code::kInvalidArgument, "the ticket is that of a prefetch");
   if (!found.connection->alive()) {
@@ -314,8 +315,12 @@ Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, std::vector<
     return Status(Code::kStale, "the session of the put has ended");
   }
   if (!found.put->WaitUntil(deadline)) return Status(Code::kDeadlineExceeded, "the put is still under way");
-  client.DropTicket(ticket);
   results = found.put->results();
+  if (results.size() > room) {
+    return Status(Code::kOutOfRange, "the put had " + std::to_string(results.size()) +
+                                         " blocks, more than results has room for");
+  }
+  client.DropTicket(ticket);
   return Status::Ok();
 }
 

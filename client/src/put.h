@@ -25,8 +25,9 @@ struct PutOptions {
 Status Put(Client& client, const std::shared_ptr<const Model>& model, const Query& query, const View& source,
            const PutOptions& options, TimePoint deadline, uint64_t& ticket);
 
-/// Until every block has its outcome. Errors: kStale, kDeadlineExceeded (then the ticket can be waited for
-/// again).
-Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, std::vector<kvtier_put_result>& results);
+/// Until every block has its outcome. Errors: kStale; kDeadlineExceeded and, for more than `room` blocks,
+/// kOutOfRange: then the ticket can be waited for again.
+Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, size_t room,
+               std::vector<kvtier_put_result>& results);
 
 }  // namespace kvtier::client

@@ -26,7 +26,8 @@ Status CheckPages(const kvtier_view& view, uint64_t tokens) {
 
 }  // namespace
 
-Result<View> View::Check(const kvtier_view* given, const ModelSpec& spec, uint64_t tokens) {
+Result<View> View::Check(const kvtier_view* given, const ModelSpec& spec, LayerRange layers,
+                         uint64_t tokens) {
   // The first version of the struct ended before its flags.
   if (given == nullptr || given->struct_size < offsetof(kvtier_view, flags))
     return Invalid("struct_size is not set");
@@ -42,15 +43,20 @@ Result<View> View::Check(const kvtier_view* given, const ModelSpec& spec, uint64
   if ((view.flags & ~uint64_t{KVTIER_VIEW_ROTATED_V}) != 0) return Invalid("a flag is unknown");
   if (tokens > std::numeric_limits<uint32_t>::max()) return Invalid("it holds too many tokens");
   KVTIER_TRY(CheckPages(view, tokens));
+  KVTIER_TRY(CheckReach(view, {.spec = spec, .layers = layers, .tokens = tokens}));
   return View(view, spec);
 }
 
-Result<View> View::CheckDestination(const kvtier_view* view, const ModelSpec& spec, uint64_t tokens) {
-  return Check(view, spec, tokens);
+Result<View> View::CheckDestination(const kvtier_view* view, const ModelSpec& spec, LayerRange layers,
+                                    uint64_t tokens) {
+  KVTIER_ASSIGN(const View checked, Check(view, spec, layers, tokens));
+  KVTIER_TRY(CheckApart(checked.view_, {.spec = spec, .layers = layers, .tokens = tokens}));
+  return checked;
 }
 
 Result<View> View::CheckSource(const kvtier_view* view, const ModelSpec& spec, uint64_t tokens) {
-  KVTIER_ASSIGN(const View checked, Check(view, spec, tokens));
+  const LayerRange all = {.first = 0, .count = spec.layers};
+  KVTIER_ASSIGN(const View checked, Check(view, spec, all, tokens));
   if (checked.dtype() != spec.dtype) return Invalid("dtype is not the model's");
   if (checked.view_.flags != 0) return Invalid("a source has no flags: V is put as the model has it");
   return checked;

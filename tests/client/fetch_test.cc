@@ -71,7 +71,7 @@ class DecodeImageTest : public testing::Test {
   }
   Result<DecodedErrors> DecodeInto(const kvtier_view& destination,
                                    LayerRange layers = {.first = 0, .count = 3}, uint64_t epoch = 1) {
-    const View view = View::CheckDestination(&destination, spec_, 64).value();
+    const View view = View::CheckDestination(&destination, spec_, layers, 64).value();
     return DecodeImage(arena_->At(0, ArenaHeaderBytes(2), image_bytes_).value(), identity_, layers, view, 0,
                        {.arena = *arena_, .slot = 0, .epoch = epoch});
   }

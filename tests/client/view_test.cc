@@ -8,15 +8,15 @@
 namespace kvtier::client {
 namespace {
 
-std::array<std::byte, 4096> memory;
+std::array<std::byte, 400'000> memory;
 
 kvtier_view Simple(void* const* bases) {
   kvtier_view view{};
   view.struct_size = sizeof(view);
   view.bases = bases;
   view.n_bases = 1;
-  view.layer_stride = 1000;
-  view.v_offset = 500;
+  view.layer_stride = 100'000;
+  view.v_offset = 50'000;
   view.head_stride = 128;
   view.token_stride = 256;
   view.dtype = KVTIER_FP16;
@@ -26,22 +26,31 @@ kvtier_view Simple(void* const* bases) {
 ModelSpec Spec(uint16_t layers) {
   ModelSpec spec;
   spec.layers = layers;
+  spec.kv_heads = 2;
+  spec.k_dim = 64;
+  spec.v_dim = 64;
   return spec;
+}
+
+Result<View> Destination(const kvtier_view& view, const ModelSpec& spec, uint64_t tokens) {
+  return View::CheckDestination(&view, spec, {.first = 0, .count = spec.layers}, tokens);
 }
 
 TEST(View, FindsLayersFromOneBaseOrFromOneEach) {
   void* bases[] = {memory.data(), memory.data() + 2000, memory.data() + 3000};
   kvtier_view view = Simple(bases);
   const ModelSpec spec = Spec(3);
-  KvLayerView layer = View::CheckDestination(&view, spec, 10)->Layer(2, 4);
-  EXPECT_EQ(layer.k, memory.data() + 2000);
-  EXPECT_EQ(layer.v, memory.data() + 2500);
+  KvLayerView layer = Destination(view, spec, 10)->Layer(2, 4);
+  EXPECT_EQ(layer.k, memory.data() + 200'000);
+  EXPECT_EQ(layer.v, memory.data() + 250'000);
   EXPECT_EQ(layer.Row(1, 1), 5 * 256 + 128);
   EXPECT_EQ(layer.channel_stride, 2) << "0 means packed";
 
   view.n_bases = 3;
   view.channel_stride = 4;
-  layer = View::CheckDestination(&view, spec, 10)->Layer(2, 0);
+  view.head_stride = 4 * 64;
+  view.token_stride = 8 * 64;
+  layer = Destination(view, spec, 10)->Layer(2, 0);
   EXPECT_EQ(layer.k, memory.data() + 3000);
   EXPECT_EQ(layer.channel_stride, 4);
 }
@@ -55,7 +64,7 @@ TEST(View, GoesThroughThePageTable) {
   view.page_tokens = 4;
   view.page_stride = 10'000;
   const ModelSpec spec = Spec(1);
-  const KvLayerView layer = View::CheckDestination(&view, spec, 12)->Layer(0, 4);
+  const KvLayerView layer = Destination(view, spec, 12)->Layer(0, 4);
   EXPECT_EQ(layer.Row(0, 0), 20'000);
   EXPECT_EQ(layer.Row(1, 5), 50'000 + 256 + 128);
 }
@@ -66,9 +75,10 @@ TEST(View, RefusesWhatItCannotFollow) {
   const auto refused = [&](void (*change)(kvtier_view&, const int32_t*), uint64_t tokens = 8) {
     kvtier_view view = Simple(bases);
     change(view, pages);
-    return View::CheckDestination(&view, Spec(2), tokens).status().code() == Code::kInvalidArgument;
+    return Destination(view, Spec(2), tokens).status().code() == Code::kInvalidArgument;
   };
-  EXPECT_EQ(View::CheckDestination(nullptr, Spec(2), 8).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(View::CheckDestination(nullptr, Spec(2), {.first = 0, .count = 2}, 8).status().code(),
+            Code::kInvalidArgument);
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.struct_size = 0; }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.bases = nullptr; }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.n_bases = 3; }));
@@ -80,6 +90,7 @@ TEST(View, RefusesWhatItCannotFollow) {
     v.page_table = table;
     v.n_pages = 2;
     v.page_tokens = 4;
+    v.page_stride = 1024;
   };
   EXPECT_TRUE(refused(paged, 9)) << "nine tokens need three pages";
   EXPECT_TRUE(refused(paged, 8)) << "page -1";
@@ -94,13 +105,14 @@ TEST(View, GivesEveryLayerItsTypeScalesAndFormOfV) {
   kvtier_view view = Simple(bases);
   view.dtype = KVTIER_FP8_E5M2;
   view.flags = KVTIER_VIEW_ROTATED_V;
-  KvLayerView layer = View::CheckDestination(&view, spec, 8)->Layer(1, 0);
+  KvLayerView layer = Destination(view, spec, 8)->Layer(1, 0);
   EXPECT_EQ(layer.dtype, DType::kE5m2);
   EXPECT_EQ(layer.channel_stride, 1);
   EXPECT_EQ(layer.scales, (Fp8Scales{.k = 0.25f, .v = 1}));
   EXPECT_EQ(layer.v_form, VForm::kRotated);
   view.dtype = KVTIER_FP32;
-  layer = View::CheckDestination(&view, spec, 8)->Layer(1, 0);
+  view.head_stride *= 2, view.token_stride *= 2;
+  layer = Destination(view, spec, 8)->Layer(1, 0);
   EXPECT_EQ(layer.channel_stride, 4);
 }
 
@@ -124,7 +136,7 @@ TEST(View, OfACallerBuiltBeforeTheFlagsHasNone) {
   kvtier_view view = Simple(bases);
   view.struct_size = offsetof(kvtier_view, flags);
   view.flags = ~uint64_t{0};  // whatever lies behind the caller's struct
-  const Result<View> checked = View::CheckDestination(&view, spec, 8);
+  const Result<View> checked = Destination(view, spec, 8);
   ASSERT_TRUE(checked.ok()) << checked.status().ToString();
   EXPECT_EQ(checked->Layer(0, 0).v_form, VForm::kPlain);
 }

@@ -193,12 +193,21 @@ TEST_F(Attend, WrongArgumentsAreRefusedWithText) {
   for (const auto& spoil :
        {+[](kvtier_attention& a) { a.struct_size = 0; }, +[](kvtier_attention& a) { a.q = nullptr; },
         +[](kvtier_attention& a) { a.l = nullptr; }, +[](kvtier_attention& a) { a.query_heads = 3; },
-        +[](kvtier_attention& a) { a.query_heads = 0; }, +[](kvtier_attention& a) { a.scale = NAN; }}) {
+        +[](kvtier_attention& a) { a.query_heads = 0; }, +[](kvtier_attention& a) { a.scale = NAN; },
+        +[](kvtier_attention& a) { a.o = const_cast<float*>(a.q); },
+        +[](kvtier_attention& a) { a.m = a.o + kQueryHeads * kDim - 1; },
+        +[](kvtier_attention& a) { a.mass = a.l; }}) {
     kvtier_attention wrong = step.attention;
     spoil(wrong);
     EXPECT_EQ(lease->Attend(0, 0, wrong, one), KVTIER_INVALID_ARGUMENT);
     EXPECT_NE(api::LastError()[0], 0);
     EXPECT_NE(one[0].code, KVTIER_OK);
+  }
+  for (const float wrong : {NAN, INFINITY, -INFINITY}) {
+    Step queries(1);
+    queries.q.back() = wrong;
+    EXPECT_EQ(lease->Attend(0, 0, queries.attention, one), KVTIER_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(api::LastError()).find("not finite"), std::string::npos) << api::LastError();
   }
   EXPECT_EQ(lease->Attend(0, 0, step.attention, one), KVTIER_OK) << api::LastError();
 }

@@ -261,6 +261,20 @@ TEST_F(Processes, S52_ABlockAboveTheLimitIsATypedError) {
   EXPECT_EQ(code, KVTIER_OUT_OF_RANGE) << kvtier_code_name(code);
 }
 
+TEST_F(Processes, OutcomesThatDoNotFitCanBeWaitedForAgain) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, 3 * kBlockTokens));
+  Kv kv = Kv::Random(1, 3 * kBlockTokens);
+  const auto ticket = engine.model.Put(sequence.Query(), kv.View());
+  ASSERT_TRUE(ticket) << api::LastError();
+  std::vector<kvtier_put_result> few(2), all(3);
+  EXPECT_EQ(engine.client.Wait(*ticket, few), KVTIER_OUT_OF_RANGE);
+  EXPECT_EQ(engine.client.Wait(*ticket, all), KVTIER_OK) << api::LastError();
+  for (const kvtier_put_result& result : all) EXPECT_EQ(result.precision, KVTIER_BITS16);
+  EXPECT_EQ(engine.client.Wait(*ticket, all), KVTIER_STALE);
+}
+
 TEST_F(Processes, TheReadmeExampleRuns) {
   StartDaemon({});
   ::setenv("KVTIER_SOCKET", daemon_->socket().c_str(), 1);

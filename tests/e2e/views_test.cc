@@ -172,6 +172,36 @@ TEST_F(LayerRanges, FetchOfSomeLayersAndBlocksTouchesNothingElse) {
   EXPECT_EQ(lease->Fetch(3, out.View(), results), KVTIER_INVALID_ARGUMENT);
 }
 
+TEST_F(LayerRanges, StridesThatCannotBeAreRefusedAndNothingIsTouched) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(1, 2 * kBlockTokens));
+  Kv kv = Kv::Random(1, 2 * kBlockTokens), out(2 * kBlockTokens);
+  engine.Put(sequence, kv);
+  auto lease = engine.model.Acquire(sequence.Query());
+  ASSERT_TRUE(lease);
+  std::vector<kvtier_block_result> results(2);
+  std::ranges::fill(out.values(), kUntouched);
+  kvtier_view view = out.View();
+  view.v_offset = 0;
+  EXPECT_EQ(lease->Fetch(0, view, results), KVTIER_INVALID_ARGUMENT);
+  EXPECT_NE(api::LastError().find("v_offset"), std::string::npos) << api::LastError();
+  view = out.View();
+  view.token_stride = INT64_MAX;
+  EXPECT_EQ(lease->Fetch(0, view, results), KVTIER_INVALID_ARGUMENT);
+  EXPECT_EQ(static_cast<size_t>(std::ranges::count(out.values(), kUntouched)), out.values().size());
+  view = kv.View();
+  view.head_stride = INT64_MIN;
+  EXPECT_EQ(engine.model.Put(engine.Keys(Tokens(2, 2 * kBlockTokens)).Query(), view).code(),
+            KVTIER_INVALID_ARGUMENT);
+
+  view = out.View();
+  view.layer_stride = 0;
+  EXPECT_EQ(lease->Fetch(0, view, results), KVTIER_INVALID_ARGUMENT);
+  EXPECT_EQ(lease->FetchLayers(0, 3, 1, view, results), KVTIER_OK)
+      << "one layer, wherever the engine wants it";
+}
+
 TEST_F(LayerRanges, Bf16ModelsComeBackBitExact) {
   StartDaemon({});
   kvtier_model_spec spec = TestSpec("bf16");

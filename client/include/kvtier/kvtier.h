@@ -198,6 +198,8 @@ KVTIER_API kvtier_code kvtier_lease_block(const kvtier_lease* lease, size_t inde
  * layer * layer_stride. Without a page table row(token) = token * token_stride; with one row(token) =
  * page_table[token / page_tokens] * page_stride + (token % page_tokens) * token_stride. `token` counts from
  * the first token of the first block of the call.
+ * Strides that reach further than any memory, and those of a destination that put elements over one another,
+ * are KVTIER_INVALID_ARGUMENT.
  * A destination may have any dtype: values are rounded to nearest even; FP8 has value / scale of the model's
  * layer and ends at its largest number. With KVTIER_VIEW_ROTATED_V every full group of 64 channels of V is
  * left as H64 v / 8, with the Sylvester matrix H64: cheaper, for engines that apply H64 / 8 to each head's
@@ -231,10 +233,10 @@ typedef struct kvtier_block_result {
 KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
                                     uint32_t layers, const kvtier_view* destination,
                                     kvtier_block_result* results);
-/* One decode step of one layer. All arrays are the caller's, fp32. */
+/* One decode step of one layer. All arrays are the caller's, fp32; none may overlap another. */
 typedef struct kvtier_attention {
   uint32_t struct_size;
-  const float* q;       /* [query_heads][k_dim], after RoPE */
+  const float* q;       /* [query_heads][k_dim], after RoPE, finite */
   uint32_t query_heads; /* a multiple of kv_heads; head h reads KV head h / (query_heads / kv_heads) */
   float scale;          /* what q . k is multiplied by, usually 1 / sqrt(k_dim) */
   float* o;             /* [query_heads][v_dim] */
@@ -293,8 +295,8 @@ KVTIER_API kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* block
                                   const kvtier_put_options* options, kvtier_ticket* ticket);
 /* Until every block of the put stands at its durability, was refused or dropped. `results` may be NULL, else
  * has room for the put's count. KVTIER_OK when each block is stored or present; else the code of the first
- * that is not. Once it has answered for the blocks a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED
- * it can be waited for again. */
+ * that is not. Once it has answered for the blocks a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED,
+ * and after KVTIER_OUT_OF_RANGE where `capacity` is too small, it can be waited for again. */
 KVTIER_API kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results,
                                    size_t capacity, uint32_t timeout_ms);
 
