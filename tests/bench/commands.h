@@ -17,6 +17,8 @@ void AddLadder(CLI::App& app, int& exit_status);
 void AddCodecs(CLI::App& app, int& exit_status);
 /// `attention`: decode attention on encoded blocks beside FP16.
 void AddAttention(CLI::App& app, int& exit_status);
+/// `storage`: the cold store beside fio.
+void AddStorage(CLI::App& app, int& exit_status);
 /// `quality`: what they cost on real data.
 void AddQuality(CLI::App& app, int& exit_status);
 

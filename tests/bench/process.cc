@@ -12,9 +12,10 @@
 
 namespace kvtier::bench {
 
-Result<std::unique_ptr<TemporaryFolder>> TemporaryFolder::Make() {
+Result<std::unique_ptr<TemporaryFolder>> TemporaryFolder::Make(const std::string& parent) {
   std::error_code error;
-  std::string path = std::filesystem::temp_directory_path(error).string() + "/kvtier-bench.XXXXXX";
+  std::string path = parent.empty() ? std::filesystem::temp_directory_path(error).string() : parent;
+  path += "/kvtier-bench.XXXXXX";
   if (error || mkdtemp(path.data()) == nullptr) return StatusFromErrno(errno, "temporary folder " + path);
   return std::unique_ptr<TemporaryFolder>(new TemporaryFolder(path));
 }

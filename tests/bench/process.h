@@ -13,7 +13,8 @@ namespace kvtier::bench {
 /// A folder that is removed with everything in it. Owns: the folder.
 class TemporaryFolder {
  public:
-  static Result<std::unique_ptr<TemporaryFolder>> Make();
+  /// Made inside `parent`; empty: the system's folder for such.
+  static Result<std::unique_ptr<TemporaryFolder>> Make(const std::string& parent = {});
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
