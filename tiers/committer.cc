@@ -74,14 +74,14 @@ void Committer::Run() {
   io_.reset();
 }
 
-/// More commits after `first`, as long as nothing else comes: jobs are done in the order given.
+/// The commits that are queued behind `first`, up to the next job of another kind: jobs are done in the order
+/// given.
 std::vector<ColdJob> Committer::Gather(ColdJob first, std::optional<ColdJob>& next) {
   std::vector<ColdJob> batch;
   batch.push_back(std::move(first));
-  const TimePoint until = Now() + kCommitGatherTime;
-  while (batch.size() < kMaxCommitBatch && Now() < until && !stopping_) {
-    std::optional<ColdJob> job = jobs_.PopUntil(until);
-    if (!job.has_value()) continue;
+  while (batch.size() < kMaxCommitBatch) {
+    std::optional<ColdJob> job = jobs_.TryPop();
+    if (!job.has_value()) break;
     if (!std::holds_alternative<CommitJob>(job->work)) {
       next = std::move(job);
       break;

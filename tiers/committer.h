@@ -14,8 +14,8 @@
 
 namespace kvtier {
 
-/// Commits are gathered until one of the two, so that a sync serves many of them.
-inline constexpr Duration kCommitGatherTime = std::chrono::milliseconds(2);
+/// Commits that came during a sync are served by the next one, up to this many at once. None waits for more
+/// to come: under load they gather by themselves, and a single one is done as soon as the device has it.
 inline constexpr size_t kMaxCommitBatch = 64;
 
 struct CommitterOptions {
