@@ -192,16 +192,22 @@ void EngineImpl::OnCompletion(Completion completion) {
   }
 }
 
-void EngineImpl::Enqueue(PendingJob pending, decltype(Job::work) work) {
+JobId EngineImpl::Register(const PendingJob& pending) {
   const JobId id{next_id_++};
   jobs_.emplace(id, pending);
-  job_backlog_.push_back({.id = id, .work = std::move(work)});
+  return id;
 }
 
-void EngineImpl::EnqueueCold(PendingJob pending, decltype(ColdJob::work) work) {
-  const JobId id{next_id_++};
-  jobs_.emplace(id, pending);
-  cold_backlog_.push_back({.id = id, .work = std::move(work)});
+void EngineImpl::Enqueue(const PendingJob& pending, decltype(Job::work) work) {
+  job_backlog_.push_back({.id = Register(pending), .work = std::move(work)});
+}
+
+void EngineImpl::EnqueueUrgent(const PendingJob& pending, decltype(Job::work) work) {
+  urgent_backlog_.push_back({.id = Register(pending), .work = std::move(work)});
+}
+
+void EngineImpl::EnqueueCold(const PendingJob& pending, decltype(ColdJob::work) work) {
+  cold_backlog_.push_back({.id = Register(pending), .work = std::move(work)});
 }
 
 void EngineImpl::DispatchJobs() {
@@ -211,7 +217,13 @@ void EngineImpl::DispatchJobs() {
     cold_backlog_.pop_front();
     ++jobs_in_flight_;
   }
-  while (jobs_in_flight_ < limit && !job_backlog_.empty()) {
+  while (jobs_in_flight_ < limit && !urgent_backlog_.empty()) {
+    if (!deps_.jobs.TryPushUrgent(std::move(urgent_backlog_.front()))) break;
+    urgent_backlog_.pop_front();
+    ++jobs_in_flight_;
+  }
+  // The last quarter is for those that somebody waits for.
+  while (jobs_in_flight_ < limit - limit / 4 && !job_backlog_.empty()) {
     if (!deps_.jobs.TryPush(std::move(job_backlog_.front()))) break;
     job_backlog_.pop_front();
     ++jobs_in_flight_;

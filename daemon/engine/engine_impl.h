@@ -48,8 +48,11 @@ class EngineImpl final : public Engine {
   void FireTimers();
   void FireTimer(const Timer& timer);
   void OnCompletion(Completion completion);
-  void Enqueue(PendingJob pending, decltype(Job::work) work);
-  void EnqueueCold(PendingJob pending, decltype(ColdJob::work) work);
+  JobId Register(const PendingJob& pending);
+  void Enqueue(const PendingJob& pending, decltype(Job::work) work);
+  /// Ahead of what nobody waits for.
+  void EnqueueUrgent(const PendingJob& pending, decltype(Job::work) work);
+  void EnqueueCold(const PendingJob& pending, decltype(ColdJob::work) work);
   void DispatchJobs();
   void PublishGauges();
 
@@ -273,7 +276,7 @@ class EngineImpl final : public Engine {
   std::map<ArenaId, RetiredArena> retired_;
 
   std::unordered_map<JobId, PendingJob> jobs_;  ///< queued here or in flight
-  std::deque<Job> job_backlog_;
+  std::deque<Job> urgent_backlog_, job_backlog_;
   std::deque<ColdJob> cold_backlog_;
   uint32_t jobs_in_flight_ = 0;
   /// Erase and recycle jobs; the committer does them in the order given.

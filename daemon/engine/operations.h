@@ -46,6 +46,12 @@ struct Transfer {
   std::optional<StagedSource> staged;
   MoveOutcome outcome;
   std::vector<Waiter> waiters;
+
+  /// For its bytes (a put, a read) or for the space that it frees. Writing down what stays readable can wait.
+  bool SomebodyWaits() const {
+    return purpose == Purpose::kPut || purpose == Purpose::kPromote ||
+           (purpose == Purpose::kDemote && on_demand);
+  }
 };
 
 /// Blocks that one put brings.

@@ -74,8 +74,8 @@ bool EngineImpl::CreateArena(Tier& tier, const SlotClass& slot_class, SlotQueue&
   ++changes_;
   ++queue.arenas_coming;
   queue.slots_coming += spec->slots;
-  Enqueue({.kind = PendingJob::Kind::kCreateArena, .tier = tier.id, .arena = spec->id},
-          CreateArenaJob{*spec});
+  EnqueueUrgent({.kind = PendingJob::Kind::kCreateArena, .tier = tier.id, .arena = spec->id},
+                CreateArenaJob{*spec});
   return true;
 }
 
@@ -222,7 +222,8 @@ void EngineImpl::ReleaseRetired(ArenaId id) {
   RetiredArena& retired = retired_.at(id);
   if (!retired.mapped_by.empty() || retired.destroying) return;
   retired.destroying = true;
-  Enqueue({.kind = PendingJob::Kind::kDestroyArena, .tier = retired.tier, .arena = id}, DestroyArenaJob{id});
+  EnqueueUrgent({.kind = PendingJob::Kind::kDestroyArena, .tier = retired.tier, .arena = id},
+                DestroyArenaJob{id});
 }
 
 void EngineImpl::OnArenaUnmapped(SessionId session, ArenaId id) {

@@ -159,7 +159,12 @@ void EngineImpl::OrderMove(Transfer& transfer) {
   order.target_medium = to.options.medium;
   order.codec = transfer.codec;
   order.scales = models_.at(entry.model).scales;
-  Enqueue({.kind = PendingJob::Kind::kMove, .transfer = transfer.id}, MoveJob{std::move(order)});
+  const PendingJob pending{.kind = PendingJob::Kind::kMove, .transfer = transfer.id};
+  if (transfer.SomebodyWaits()) {
+    EnqueueUrgent(pending, MoveJob{std::move(order)});
+  } else {
+    Enqueue(pending, MoveJob{std::move(order)});
+  }
 }
 
 void EngineImpl::OnMoveDone(TransferId id, Completion completion) {

@@ -27,6 +27,32 @@ TEST(BoundedQueue, RefusesWhenFullAndLeavesTheValueAlone) {
   EXPECT_TRUE(queue.TryPush(std::move(second)));
 }
 
+TEST(BoundedQueue, UrgentOnesOvertakeInTheirOwnOrder) {
+  BoundedQueue<int> queue(4);
+  ASSERT_TRUE(queue.TryPush(1));
+  ASSERT_TRUE(queue.TryPushUrgent(2));
+  ASSERT_TRUE(queue.TryPush(3));
+  ASSERT_TRUE(queue.TryPushUrgent(4));
+  EXPECT_FALSE(queue.TryPushUrgent(5)) << "the bound is of all";
+  EXPECT_EQ(queue.size(), 4u);
+  std::vector<int> order;
+  while (const std::optional<int> value = queue.TryPop()) order.push_back(*value);
+  EXPECT_EQ(order, (std::vector{2, 4, 1, 3}));
+}
+
+TEST(BoundedQueue, UrgentOnesDoNotStarveTheOthers) {
+  BoundedQueue<int> queue(8);
+  ASSERT_TRUE(queue.TryPush(-1));
+  int pops = 0;
+  for (int last = 0; last != -1; ++pops) {
+    ASSERT_TRUE(queue.TryPushUrgent(1));
+    last = *queue.TryPop();
+    ASSERT_LE(pops, static_cast<int>(kMaxUrgentInARow));
+    if (queue.size() >= 7) break;
+  }
+  EXPECT_EQ(pops, static_cast<int>(kMaxUrgentInARow) + 1);
+}
+
 TEST(BoundedQueue, ReturnsEmptyAtTheDeadline) {
   BoundedQueue<int> queue(1);
   EXPECT_FALSE(queue.PopUntil(Past()).has_value());

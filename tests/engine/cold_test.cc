@@ -91,6 +91,41 @@ TEST_F(ColdTest, S01_ABlockWhoseCommitFailsIsNeverReadableFromTheColdTier) {
   EXPECT_EQ(Hits(1, 1), 0u);
 }
 
+TEST_F(ColdTest, ReadsOvertakeWritesThatNobodyWaitsFor) {
+  PutCodes(1, 3, Durability::kDurable);
+  ASSERT_TRUE(WaitLast().ok());
+  harness.Restart();
+  Begin();
+  PutCodes(10, 3);
+  std::vector<bool> writes_cold;  // of the jobs, in the order in which workers get them
+  harness.fake().job_fault = [&](const Job& job) -> std::optional<Status> {
+    const auto* move = std::get_if<MoveJob>(&job.work);
+    writes_cold.push_back(move != nullptr && move->order.target.tier == kCold);
+    return std::nullopt;
+  };
+  Put durable;
+  durable.session = session;
+  durable.model = model;
+  durable.ticket = TicketId{harness.next_ticket++};
+  durable.durability = Durability::kDurable;
+  for (uint64_t number = 10; number < 13; ++number)
+    durable.blocks.push_back(harness.ChainBlock(spec, number));
+  harness.Send(std::move(durable));
+  kvtier::Acquire read;
+  read.session = session;
+  read.model = model;
+  read.lease = LeaseId{2};
+  read.keys = harness.ChainKeysOf(1, 2);
+  harness.Send(std::move(read));
+  harness.StepOnly();
+  harness.HoldJobs();
+  for (size_t left = harness.held(); left > 0; --left) harness.RunHeld(0);
+  const auto first_write = std::find(writes_cold.begin(), writes_cold.end(), true);
+  EXPECT_NE(first_write, writes_cold.begin()) << "the reads' jobs were ordered later and come first";
+  EXPECT_EQ(std::count(first_write, writes_cold.end(), false), 0);
+  EXPECT_EQ(std::count(first_write, writes_cold.end(), true), 3);
+}
+
 TEST_F(ColdTest, ADurablePutOfAPresentBlockIsMadeDurable) {
   PutCodes(1, 2);
   EXPECT_EQ(PutCodes(1, 2, Durability::kDurable), std::vector<Code>(2, Code::kAlreadyExists));

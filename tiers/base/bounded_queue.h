@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -13,30 +14,26 @@
 
 namespace kvtier {
 
+/// Urgent elements taken in a row while others wait: then it is the turn of one of those.
+inline constexpr uint32_t kMaxUrgentInARow = 8;
+
 /// A queue with a named bound, many producers, many consumers. Full means refused; it never grows past the
-/// bound. Threads: any. The mutex is held for moves of elements only, never across I/O or callbacks.
+/// bound. Urgent elements overtake the others, which still get their turns. Threads: any. The mutex is held
+/// for moves of elements only, never across I/O or callbacks.
 template <typename T>
 class BoundedQueue {
  public:
   explicit BoundedQueue(size_t capacity) : capacity_(capacity) { KVTIER_CHECK(capacity > 0); }
 
   /// False when full or closed; `value` is then untouched.
-  [[nodiscard]] bool TryPush(T&& value) {
-    bool wake = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (closed_ || items_.size() >= capacity_) return false;
-      items_.push_back(std::move(value));
-      wake = waiters_ > 0;
-    }
-    if (wake) ready_.notify_one();
-    return true;
-  }
+  [[nodiscard]] bool TryPush(T&& value) { return Push(items_, std::move(value)); }
+  /// The same, ahead of all that is not urgent.
+  [[nodiscard]] bool TryPushUrgent(T&& value) { return Push(urgent_, std::move(value)); }
 
   /// TryPush for a producer that sees to the element itself: wakes nobody.
   [[nodiscard]] bool TryPushQuietly(T&& value) {
     std::lock_guard lock(mutex_);
-    if (closed_ || items_.size() >= capacity_) return false;
+    if (closed_ || SizeLocked() >= capacity_) return false;
     items_.push_back(std::move(value));
     return true;
   }
@@ -50,7 +47,7 @@ class BoundedQueue {
   std::optional<T> PopUntil(TimePoint deadline) {
     std::unique_lock lock(mutex_);
     ++waiters_;
-    ready_.wait_until(lock, deadline, [&] { return !items_.empty() || closed_ || woken_; });
+    ready_.wait_until(lock, deadline, [&] { return SizeLocked() > 0 || closed_ || woken_; });
     --waiters_;
     woken_ = false;
     return PopLocked();
@@ -60,7 +57,7 @@ class BoundedQueue {
   void WaitUntil(TimePoint deadline) {
     std::unique_lock lock(mutex_);
     ++waiters_;
-    ready_.wait_until(lock, deadline, [&] { return !items_.empty() || closed_ || woken_; });
+    ready_.wait_until(lock, deadline, [&] { return SizeLocked() > 0 || closed_ || woken_; });
     --waiters_;
     woken_ = false;
   }
@@ -89,16 +86,33 @@ class BoundedQueue {
   }
   size_t size() const {
     std::lock_guard lock(mutex_);
-    return items_.size();
+    return SizeLocked();
   }
   size_t capacity() const { return capacity_; }
 
  private:
+  bool Push(std::deque<T>& lane, T&& value) {
+    bool wake = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (closed_ || SizeLocked() >= capacity_) return false;
+      lane.push_back(std::move(value));
+      wake = waiters_ > 0;
+    }
+    if (wake) ready_.notify_one();
+    return true;
+  }
+
+  size_t SizeLocked() const { return items_.size() + urgent_.size(); }
+
   std::optional<T> PopLocked() {
     std::optional<T> value;
-    if (!items_.empty()) {
-      value.emplace(std::move(items_.front()));
-      items_.pop_front();
+    const bool others_turn = urgent_.empty() || (urgent_in_a_row_ >= kMaxUrgentInARow && !items_.empty());
+    std::deque<T>& lane = others_turn ? items_ : urgent_;
+    urgent_in_a_row_ = others_turn ? 0 : urgent_in_a_row_ + 1;
+    if (!lane.empty()) {
+      value.emplace(std::move(lane.front()));
+      lane.pop_front();
     }
     return value;
   }
@@ -106,7 +120,8 @@ class BoundedQueue {
   const size_t capacity_;
   mutable std::mutex mutex_;
   std::condition_variable ready_;
-  std::deque<T> items_;
+  std::deque<T> items_, urgent_;
+  uint32_t urgent_in_a_row_ = 0;
   int waiters_ = 0;
   bool closed_ = false;
   bool woken_ = false;
