@@ -77,6 +77,43 @@ TEST_P(BlockIoConformance, WritesAndReadsBackABatchLargerThanItsBound) {
   EXPECT_TRUE(io_->RunBatch({&sync, 1}, FarAway()).ok());
 }
 
+TEST_P(BlockIoConformance, MovesRequestsOfAnySizeAsOne) {
+  constexpr uint64_t kSizes[] = {kPage, (1 << 20) + kPage, 512 << 10, 3 << 20};
+  std::mt19937_64 rng(kSeed);
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  std::vector<IoRequest> batch;
+  std::vector<std::vector<std::byte>> written, read;
+  uint64_t offset = 0;
+  for (const uint64_t size : kSizes) {
+    std::vector<std::byte>& memory = written.emplace_back(size);
+    for (std::byte& b : memory) b = static_cast<std::byte>(rng());
+    batch.push_back(Make(IoRequest::Op::kWrite, file_.get(), offset, memory));
+    read.emplace_back(size);
+    offset += size;
+  }
+  ASSERT_TRUE(io_->RunBatch(batch, FarAway()).ok());
+  offset = 0;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    EXPECT_TRUE(batch[i].status.ok());
+    batch[i] = Make(IoRequest::Op::kRead, file_.get(), offset, read[i]);
+    offset += read[i].size();
+  }
+  ASSERT_TRUE(io_->RunBatch(batch, FarAway()).ok());
+  EXPECT_EQ(read, written);
+}
+
+TEST_P(BlockIoConformance, S49_ALargeReadPastTheEndIsAnErrorOfThatRequestAlone) {
+  ASSERT_EQ(::ftruncate(file_.get(), 1 << 20), 0);
+  std::vector<std::byte> beyond(2 << 20), inside(1 << 20);
+  IoRequest batch[] = {
+      Make(IoRequest::Op::kRead, file_.get(), 0, beyond),
+      Make(IoRequest::Op::kRead, file_.get(), 0, inside),
+  };
+  EXPECT_EQ(io_->RunBatch(batch, FarAway()).code(), Code::kDataLoss);
+  EXPECT_EQ(batch[0].status.code(), Code::kDataLoss);
+  EXPECT_TRUE(batch[1].status.ok());
+}
+
 TEST_P(BlockIoConformance, AnEmptyBatchIsDone) {
   EXPECT_TRUE(io_->RunBatch({}, FarAway()).ok());
 }

@@ -14,6 +14,9 @@ constexpr unsigned kRingEntries = 2 * kMaxIoInFlight;
 constexpr uint64_t kCancelTag = ~uint64_t{0};
 /// io_uring_enter failing in a row before the ring counts as broken.
 constexpr uint32_t kMaxEnterFailures = 1000;
+/// Larger requests go to the device in parts of this size, all at once: a queue keeps a device busier than
+/// one long transfer does.
+constexpr uint64_t kPartBytes = uint64_t{512} << 10;
 /// Longest single wait; a far deadline is waited for in slices.
 constexpr Duration kMaxWait = std::chrono::seconds(10);
 
@@ -57,6 +60,29 @@ class Ring {
   bool open_ = false;
 };
 
+void AppendParts(const IoRequest& request, std::vector<IoRequest>& parts) {
+  uint64_t at = 0;
+  do {
+    IoRequest& part = parts.emplace_back(request);
+    part.offset = request.offset + at;
+    part.memory = request.memory.subspan(at, std::min<uint64_t>(kPartBytes, request.memory.size() - at));
+    at += part.memory.size();
+  } while (at < request.memory.size());
+}
+
+/// The request's status is that of the first of its parts, which begin at `part`, that failed. Returns where
+/// the next request's begin.
+std::vector<IoRequest>::iterator TakeStatus(std::vector<IoRequest>::iterator part, IoRequest& request) {
+  request.status = Status::Ok();
+  uint64_t at = 0;
+  do {
+    at += part->memory.size();
+    if (request.status.ok()) request.status = std::move(part->status);
+    ++part;
+  } while (at < request.memory.size());
+  return part;
+}
+
 class UringBlockIo final : public BlockIo {
  public:
   Status Open() { return ring_.Open(); }
@@ -64,6 +90,7 @@ class UringBlockIo final : public BlockIo {
   const char* name() const override { return "io_uring"; }
 
  private:
+  void RunParts(std::span<IoRequest> requests, TimePoint deadline);
   void Drive(TimePoint deadline) noexcept;
   void MarkBroken();
   void Submit(uint32_t index);
@@ -87,6 +114,24 @@ class UringBlockIo final : public BlockIo {
 };
 
 Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline) {
+  const bool any_large =
+      std::ranges::any_of(requests, [](const IoRequest& r) { return r.memory.size() > kPartBytes; });
+  if (any_large) {
+    std::vector<IoRequest> parts;
+    for (const IoRequest& request : requests) AppendParts(request, parts);
+    RunParts(parts, deadline);
+    auto part = parts.begin();
+    for (IoRequest& request : requests) part = TakeStatus(part, request);
+  } else {
+    RunParts(requests, deadline);
+  }
+  for (const IoRequest& request : requests) {
+    if (!request.status.ok()) return request.status;
+  }
+  return Status::Ok();
+}
+
+void UringBlockIo::RunParts(std::span<IoRequest> requests, TimePoint deadline) {
   requests_ = requests;
   progress_.assign(requests.size(), {});
   again_.clear();
@@ -99,10 +144,6 @@ Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline)
   } else {
     Drive(deadline);
   }
-  for (const IoRequest& request : requests) {
-    if (!request.status.ok()) return request.status;
-  }
-  return Status::Ok();
 }
 
 /// Leaves nothing in flight. An exception must not unwind past memory that the kernel still uses: hence
@@ -169,7 +210,7 @@ void UringBlockIo::Submit(uint32_t index) {
   const IoRequest& request = requests_[index];
   const uint64_t done = progress_[index].done_bytes;
   std::byte* memory = request.memory.data() + done;
-  const auto bytes = static_cast<unsigned>(std::min<uint64_t>(request.memory.size() - done, kMaxIoCallBytes));
+  const auto bytes = static_cast<unsigned>(request.memory.size() - done);
   io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
   KVTIER_CHECK(entry != nullptr);
   switch (request.op) {
