@@ -81,13 +81,19 @@ Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) 
   return order.target_medium->FinishWrite(order.target, *scratch.io, out, built.image_bytes, order.meta);
 }
 
-void GiveMemoryBack(MoveScratch& scratch) {
-  scratch.source.ShrinkTo(kRetainedBounceBytes);
-  scratch.target.ShrinkTo(kRetainedBounceBytes);
-  scratch.layers.ShrinkTo(kRetainedBounceBytes);
+void KeepWhatIsUsed(MoveScratch& scratch) {
+  scratch.source.ShrinkToUse(kRetainedBounceBytes);
+  scratch.target.ShrinkToUse(kRetainedBounceBytes);
+  scratch.layers.ShrinkToUse(kRetainedBounceBytes);
 }
 
 }  // namespace
+
+void MoveScratch::Trim() {
+  source.ShrinkTo(kRetainedBounceBytes);
+  target.ShrinkTo(kRetainedBounceBytes);
+  layers.ShrinkTo(kRetainedBounceBytes);
+}
 
 Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) {
   KVTIER_CHECK(scratch.io != nullptr && order.codec != nullptr && order.target_medium != nullptr);
@@ -95,7 +101,7 @@ Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outc
   outcome = {};
   Status status = Move(order, scratch, outcome);
   if (!status.ok()) outcome = {.needed_bytes = outcome.needed_bytes};
-  GiveMemoryBack(scratch);
+  KeepWhatIsUsed(scratch);
   return status;
 }
 
@@ -110,7 +116,7 @@ Status VerifyBlock(const BlockIdentity& identity, const Place& place, Medium& me
     return Status::Ok();
   };
   Status status = verify();
-  GiveMemoryBack(scratch);
+  KeepWhatIsUsed(scratch);
   return status;
 }
 

@@ -42,15 +42,20 @@ struct MoveOutcome {
   uint64_t needed_bytes = 0;
 };
 
-/// Scratch of one worker, reused between moves; never keeps more than `kRetainedBounceBytes`.
+inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
+
+/// Scratch of one worker, reused between moves. A buffer keeps kRetainedBounceBytes, or what the last move
+/// that used it needed, until Trim.
 struct MoveScratch {
   BlockIo* io = nullptr;
   LayerCrew* crew = nullptr;  ///< null: the worker does every layer itself
   AlignedBuffer source;
   AlignedBuffer target;
   AlignedBuffer layers;  ///< decoded ones, on their way into another codec
+
+  /// Gives back all above kRetainedBounceBytes: nothing is to be moved at the moment.
+  void Trim();
 };
-inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
 
 /// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be
 /// published; `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or

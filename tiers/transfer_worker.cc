@@ -96,6 +96,8 @@ void TransferWorkers::Run(Worker& worker) {
       Complete(Execute(std::move(*job), tools), worker);
     } else if (stopping_) {
       return;
+    } else {
+      tools.scratch.Trim();
     }
   }
 }

@@ -17,13 +17,16 @@ uint64_t WholePages(uint64_t bytes) {
 }  // namespace
 
 AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      capacity_(std::exchange(other.capacity_, 0)),
+      used_(std::exchange(other.used_, 0)) {}
 
 AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
   if (this != &other) {
     ShrinkTo(0);
     data_ = std::exchange(other.data_, nullptr);
     capacity_ = std::exchange(other.capacity_, 0);
+    used_ = std::exchange(other.used_, 0);
   }
   return *this;
 }
@@ -33,6 +36,7 @@ AlignedBuffer::~AlignedBuffer() {
 }
 
 Result<std::span<std::byte>> AlignedBuffer::Reserve(uint64_t bytes) {
+  used_ = bytes;
   if (bytes > capacity_) {
     ShrinkTo(0);
     const uint64_t whole = WholePages(bytes);

@@ -23,11 +23,15 @@ class AlignedBuffer {
   Result<std::span<std::byte>> Reserve(uint64_t bytes);
   /// Gives memory above `bytes` back to the system.
   void ShrinkTo(uint64_t bytes);
+  /// The same, but keeps what the last Reserve asked for: mapping it anew for the next one of its kind would
+  /// cost more than a copy.
+  void ShrinkToUse(uint64_t bytes) { ShrinkTo(bytes > used_ ? bytes : used_); }
   std::span<std::byte> span() const { return {data_, capacity_}; }
 
  private:
   std::byte* data_ = nullptr;
   uint64_t capacity_ = 0;
+  uint64_t used_ = 0;  ///< by the last Reserve
 };
 
 }  // namespace kvtier
