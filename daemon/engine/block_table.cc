@@ -30,16 +30,19 @@ size_t BlockTable::SeededHash::operator()(const Name& name) const {
 
 BlockTable::BlockTable(uint64_t max_entries, uint64_t hash_seed)
     : max_entries_(std::min<uint64_t>(max_entries, kNoEntry.value)),
-      index_(0, SeededHash{hash_seed}),
+      hash_(hash_seed),
+      index_(0, SlotHash{}, SlotEqual{this}),
       tails_(0, SeededHash{hash_seed}) {}
 
 EntryId BlockTable::Find(TenantId tenant, const Key& key) const {
-  const auto found = index_.find(Name{tenant, key});
-  return found == index_.end() ? kNoEntry : found->second;
+  const Name name{tenant, key};
+  const auto found = index_.find(ProbeOf(name));
+  return found == index_.end() ? kNoEntry : found->id;
 }
 
 void BlockTable::Prefetch(TenantId tenant, const Key& key) const {
-  index_.prefetch(Name{tenant, key});
+  const Name name{tenant, key};
+  index_.prefetch(ProbeOf(name));
 }
 
 Result<EntryId> BlockTable::Create(TenantId tenant, const Key& key) {
@@ -61,15 +64,20 @@ Result<EntryId> BlockTable::Create(TenantId tenant, const Key& key) {
   entry.tenant = tenant;
   entry.key = key;
   entry.in_table = true;
-  const bool fresh = index_.emplace(Name{tenant, key}, id).second;
-  KVTIER_CHECK(fresh);
+  const Name name{tenant, key};
+  const Probe probe = ProbeOf(name);
+  KVTIER_CHECK(!index_.contains(probe));
+  index_.insert(Slot{id, probe.hash});
   return id;
 }
 
 void BlockTable::Detach(EntryId id) {
   Entry& entry = at(id);
   KVTIER_CHECK(entry.in_table);
-  KVTIER_CHECK(index_.erase(Name{entry.tenant, entry.key}) == 1);
+  const Name name{entry.tenant, entry.key};
+  const auto found = index_.find(ProbeOf(name));
+  KVTIER_CHECK(found != index_.end() && found->id == id);
+  index_.erase(found);
   entry.in_table = false;
 }
 
@@ -80,8 +88,7 @@ void BlockTable::Erase(EntryId id) {
 }
 
 uint64_t BlockTable::bytes() const {
-  return chunks_.size() * kChunkRows * sizeof(Entry) +
-         index_.capacity() * (sizeof(Name) + sizeof(EntryId) + 1) +
+  return chunks_.size() * kChunkRows * sizeof(Entry) + index_.capacity() * (sizeof(Slot) + 1) +
          tails_.capacity() * (sizeof(Name) + sizeof(std::vector<EntryId>) + 1);
 }
 

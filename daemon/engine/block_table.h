@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "daemon/engine/entry.h"
 #include "tiers/base/status.h"
 
@@ -18,6 +19,8 @@ class BlockTable {
  public:
   /// `hash_seed` keeps clients, who choose keys, from aiming at one bucket.
   BlockTable(uint64_t max_entries, uint64_t hash_seed);
+  BlockTable(const BlockTable&) = delete;  // the index points back
+  BlockTable& operator=(const BlockTable&) = delete;
 
   /// kNoEntry when there is none.
   EntryId Find(TenantId tenant, const Key& key) const;
@@ -59,8 +62,37 @@ class BlockTable {
     size_t operator()(const Name& name) const;
   };
 
+  /// What the index keeps of a row: its key stands in the row alone, and 32 bits of the hash spare a look at
+  /// it where slots are compared or the index grows.
+  struct Slot {
+    EntryId id;
+    uint32_t hash;
+  };
+  struct Probe {
+    const Name& name;
+    uint32_t hash;
+  };
+  struct SlotHash {
+    using is_transparent = void;
+    size_t operator()(const Slot& slot) const { return Spread(slot.hash); }
+    size_t operator()(const Probe& probe) const { return Spread(probe.hash); }
+    static size_t Spread(uint32_t hash) { return (uint64_t{hash} << 32 | hash) * 0x9E3779B97F4A7C15u; }
+  };
+  struct SlotEqual {
+    using is_transparent = void;
+    const BlockTable* table;
+    bool operator()(const Slot& a, const Slot& b) const { return a.id == b.id; }
+    bool operator()(const Slot& slot, const Probe& probe) const {
+      return slot.hash == probe.hash && table->at(slot.id).key == probe.name.key &&
+             table->at(slot.id).tenant == probe.name.tenant;
+    }
+    bool operator()(const Probe& probe, const Slot& slot) const { return (*this)(slot, probe); }
+  };
+  Probe ProbeOf(const Name& name) const { return {name, static_cast<uint32_t>(hash_(name))}; }
+
   const uint64_t max_entries_;
-  absl::flat_hash_map<Name, EntryId, SeededHash> index_;
+  const SeededHash hash_;
+  absl::flat_hash_set<Slot, SlotHash, SlotEqual> index_;
   absl::flat_hash_map<Name, std::vector<EntryId>, SeededHash> tails_;
   std::vector<std::unique_ptr<Entry[]>> chunks_;
   std::vector<EntryId> free_;

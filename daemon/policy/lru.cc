@@ -1,7 +1,6 @@
 #include <array>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "daemon/policy/eviction.h"
 #include "tiers/base/check.h"
 
@@ -16,83 +15,83 @@ constexpr int kMaxCandidates = 4096;
 constexpr int kBands = 4;
 constexpr uint32_t kNil = UINT32_MAX;
 
-/// Least recently used first. Each band is a doubly linked list in one slab of nodes, oldest at the front.
+/// Least recently used first. Each band is a doubly linked list through nodes that are found by their entry's
+/// number, oldest at the front.
 class Lru final : public EvictionPolicy {
  public:
   void Insert(const Insertion& block) override {
-    KVTIER_CHECK(!index_.contains(block.entry));
-    uint32_t at;
-    if (!free_.empty()) {
-      at = free_.back();
-      free_.pop_back();
-    } else {
-      at = static_cast<uint32_t>(nodes_.size());
-      nodes_.emplace_back();
-    }
-    nodes_[at] = {.entry = block.entry, .band = static_cast<uint8_t>(block.priority / (256 / kBands))};
-    index_.emplace(block.entry, at);
-    LinkLast(at);
+    if (block.entry / kChunkNodes >= chunks_.size()) chunks_.resize(block.entry / kChunkNodes + 1);
+    std::unique_ptr<Chunk>& chunk = chunks_[block.entry / kChunkNodes];
+    if (!chunk) chunk = std::make_unique<Chunk>();
+    Node& node = At(block.entry);
+    KVTIER_CHECK(node.band == kNoBand);
+    node.band = static_cast<uint8_t>(block.priority / (256 / kBands));
+    LinkLast(block.entry);
+    ++size_;
   }
 
   void Touch(uint32_t entry) override {
-    const auto found = index_.find(entry);
-    KVTIER_CHECK(found != index_.end());
-    Unlink(found->second);
-    LinkLast(found->second);
+    Unlink(entry);
+    LinkLast(entry);
   }
 
   void Erase(uint32_t entry) override {
-    const auto found = index_.find(entry);
-    KVTIER_CHECK(found != index_.end());
-    Unlink(found->second);
-    free_.push_back(found->second);
-    index_.erase(found);
+    Unlink(entry);
+    At(entry).band = kNoBand;
+    --size_;
   }
 
   std::optional<uint32_t> Victim(bool (*may_go)(void* context, uint32_t entry), void* context) override {
     int candidates = 0;
     for (const List& band : bands_) {
-      for (uint32_t at = band.first; at != kNil; at = nodes_[at].next) {
+      for (uint32_t entry = band.first; entry != kNil; entry = At(entry).next) {
         if (++candidates > kMaxCandidates) return std::nullopt;
-        if (may_go(context, nodes_[at].entry)) return nodes_[at].entry;
+        if (may_go(context, entry)) return entry;
       }
     }
     return std::nullopt;
   }
 
-  uint64_t size() const override { return index_.size(); }
+  uint64_t size() const override { return size_; }
 
  private:
+  static constexpr uint8_t kNoBand = 255;
   struct Node {
-    uint32_t entry = 0;
     uint32_t prev = kNil;
     uint32_t next = kNil;
-    uint8_t band = 0;
+    uint8_t band = kNoBand;
   };
+  /// Small: an order of few blocks, whose numbers are far apart, pays for a chunk each.
+  static constexpr uint32_t kChunkNodes = 64;
+  using Chunk = std::array<Node, kChunkNodes>;
   struct List {
     uint32_t first = kNil;
     uint32_t last = kNil;
   };
 
-  void LinkLast(uint32_t at) {
-    List& list = bands_[nodes_[at].band];
-    nodes_[at].prev = list.last;
-    nodes_[at].next = kNil;
-    (list.last == kNil ? list.first : nodes_[list.last].next) = at;
-    list.last = at;
-  }
+  Node& At(uint32_t entry) { return (*chunks_[entry / kChunkNodes])[entry % kChunkNodes]; }
 
-  void Unlink(uint32_t at) {
-    const Node& node = nodes_[at];
+  void LinkLast(uint32_t entry) {
+    Node& node = At(entry);
     List& list = bands_[node.band];
-    (node.prev == kNil ? list.first : nodes_[node.prev].next) = node.next;
-    (node.next == kNil ? list.last : nodes_[node.next].prev) = node.prev;
+    node.prev = list.last;
+    node.next = kNil;
+    (list.last == kNil ? list.first : At(list.last).next) = entry;
+    list.last = entry;
   }
 
-  std::vector<Node> nodes_;
-  std::vector<uint32_t> free_;
-  absl::flat_hash_map<uint32_t, uint32_t> index_;  ///< entry to node
+  void Unlink(uint32_t entry) {
+    KVTIER_CHECK(entry / kChunkNodes < chunks_.size() && chunks_[entry / kChunkNodes] != nullptr);
+    const Node& node = At(entry);
+    KVTIER_CHECK(node.band != kNoBand);
+    List& list = bands_[node.band];
+    (node.prev == kNil ? list.first : At(node.prev).next) = node.next;
+    (node.next == kNil ? list.last : At(node.next).prev) = node.prev;
+  }
+
+  std::vector<std::unique_ptr<Chunk>> chunks_;
   std::array<List, kBands> bands_;
+  uint64_t size_ = 0;
 };
 
 }  // namespace
