@@ -32,7 +32,7 @@ inline constexpr float kKv8KSteps = 255.0f;
 /// Error sums of a row in eight lanes, element i in lane i mod 8: every SIMD width gives the same bits.
 class Kv8RowErrorSum {
  public:
-  /// `n` is a multiple of 8; `decoded` is what a decoder to fp16 returns.
+  /// `n` is a multiple of 8; `decoded` is what a decoder to fp32 returns.
   KVTIER_HD void Add(const float* x, const float* decoded, uint32_t n) {
     for (uint32_t i = 0; i < n; i += kLanes) {
       for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -120,7 +120,7 @@ KVTIER_HD inline Kv8RowErrors QuantizeKv8KRow(const QuantizeKv8Args& args, uint3
       steps = steps < kKv8KSteps ? steps : kKv8KSteps;
       const auto code = static_cast<uint8_t>(static_cast<int32_t>(steps + kRounder - kRounder));
       codes[c] = code;
-      decoded[i] = RoundToFp16Out(DequantizeK(code, scratch.scale[c], scratch.minimum[c]));
+      decoded[i] = ClampToFp16(DequantizeK(code, scratch.scale[c], scratch.minimum[c]));
     }
     errors.Add(x, decoded, n);
   }
@@ -159,7 +159,7 @@ KVTIER_HD inline Kv8RowErrors QuantizeKv8VRow(const QuantizeKv8Args& args, uint3
     for (uint32_t i = 0; i < n; ++i) {
       const uint8_t code = scale_bits != 0 ? E4m3FromFp32(x[i] / scale) : 0;
       codes[first + i] = code;
-      decoded[i] = RoundToFp16Out(Fp32FromE4m3(code) * scale);
+      decoded[i] = ClampToFp16(Fp32FromE4m3(code) * scale);
     }
     errors.Add(x, decoded, n);
   }

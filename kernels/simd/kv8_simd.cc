@@ -16,6 +16,7 @@
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/kv8_decode-inl.h"
 #include "kernels/simd/kv8_encode-inl.h"
+#include "kernels/simd/kv8_encode_v-inl.h"
 #endif
 
 #ifndef KVTIER_KERNELS_SIMD_QUANTIZE_KV8_PORTABLY

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <span>
 
+#include "kernels/fp8.h"
 #include "kernels/simd/kv8_simd.h"
 #include "kernels/team.h"
 #include "tests/codecs/guarded_memory.h"
@@ -160,6 +162,47 @@ TEST_P(SimdKv8Test, EncodesAndDecodesAsThePortableBodyDoes) {
       ASSERT_NEAR(Relative(errors.v), Relative(portable.v), Relative(portable.v) / 4096) << kind;
       if (kind == shape.k_dim / 16 % kKinds) ExpectSameDecodings(shape, actual);
     }
+  }
+}
+
+/// One row of V: `largest`, then the fp16 beside every middle between two neighbours of E4M3 of its scale,
+/// with both signs; as many rows of `dim` as they take, each of them begun by `largest`.
+void AppendTies(uint16_t largest, uint32_t dim, std::vector<uint16_t>& rows) {
+  const float scale = Fp32FromFp16(Fp16UpFromFp32(Fp32FromFp16(largest) / kE4m3Max));
+  const auto append = [&](uint16_t number) {
+    if (rows.size() % dim == 0) rows.push_back(largest);
+    rows.push_back(number);
+  };
+  for (uint8_t code = 0; code < kFp8Nan - 1; ++code) {
+    const auto next = static_cast<uint8_t>(code + 1);
+    const uint16_t tie = Fp16FromFp32((Fp32FromE4m3(code) + Fp32FromE4m3(next)) / 2 * scale);
+    for (const int beside : {-1, 0, 1}) {
+      const auto number = static_cast<uint16_t>(std::clamp(tie + beside, 0, int{largest}));
+      append(number);
+      append(number | 0x8000);
+    }
+  }
+  while (rows.size() % dim != 0) rows.push_back(0x8000);
+}
+
+TEST_P(SimdKv8Test, RoundsVBesideEveryTieAsThePortableBodyDoesForEveryScale) {
+  BlockShape shape = {.layers = 1, .kv_heads = 1, .k_dim = 16, .v_dim = 256, .tokens = 128};
+  const size_t k_bytes = size_t{2} * shape.tokens * shape.k_dim;
+  std::vector<std::byte> raw(RawLayerBytes(shape),
+                             std::byte{0x3c});  // K that is not zero: see QuantizeKv8Simd
+  std::vector<uint16_t> rows;
+  for (uint16_t mantissa = 0; mantissa < 1024; ++mantissa) {
+    AppendTies(static_cast<uint16_t>(0x7400 + mantissa), shape.v_dim, rows);
+    if (mantissa % 25 != 24 && mantissa != 1023) continue;
+    ASSERT_LE(2 * rows.size(), raw.size() - k_bytes);
+    std::memcpy(&raw[k_bytes], rows.data(), 2 * rows.size());
+    rows.clear();
+    const Layer expected(shape), actual(shape);
+    LimitSimd(SimdLevel::kPortable);
+    QuantizeKv8Simd(expected.From(raw));
+    LimitSimd(GetParam());
+    QuantizeKv8Simd(actual.From(raw));
+    ASSERT_TRUE(actual.HasBytesOf(expected)) << "largest up to 2^14 (1 + " << mantissa << " / 1024)";
   }
 }
 
