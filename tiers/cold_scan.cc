@@ -86,7 +86,7 @@ Result<ColdRecord> ColdScanner::ReadRecord(SegmentBytes& bytes, const RecordHead
   KVTIER_ASSIGN(const std::span<const std::byte> memory, bytes.Read(header.offset, record_bytes, record_));
   KVTIER_ASSIGN(const ImageView image,
                 ParseImage(memory.subspan(kColdRecordHeaderBytes, header.image_bytes)));
-  KVTIER_TRY(VerifyImage(image));
+  if (depth_ == ScanDepth::kImages) KVTIER_TRY(VerifyImage(image));
   if (!SameBlock(header, image)) return Status(Code::kDataLoss, "record and image name different blocks");
 
   ColdRecord record;

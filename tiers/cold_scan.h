@@ -27,6 +27,9 @@ class FileSegmentBytes final : public SegmentBytes {
   BlockIo& io_;
 };
 
+/// How much of a live record a scan checks: header and table of its image, or every byte.
+enum class ScanDepth : uint8_t { kHeaders, kImages };
+
 /// Reads records off a segment without an index. Single-owner; used at start only.
 class ColdScanner {
  public:
@@ -40,7 +43,8 @@ class ColdScanner {
     uint64_t unread_bytes = 0;     ///< the device failed
   };
 
-  explicit ColdScanner(const StoreUuid& uuid) : uuid_(uuid) {}
+  explicit ColdScanner(const StoreUuid& uuid, ScanDepth depth = ScanDepth::kImages)
+      : uuid_(uuid), depth_(depth) {}
 
   /// Finds every record of the segment's present use that starts in `range`, which must begin where a record
   /// may begin. Where none is, looks on at the next block: writes finish in any order, so a hole says nothing
@@ -51,6 +55,7 @@ class ColdScanner {
   Result<ColdRecord> ReadRecord(SegmentBytes& bytes, const RecordHeader& header);
 
   const StoreUuid uuid_;
+  const ScanDepth depth_;
   AlignedBuffer window_;
   AlignedBuffer record_;
 };

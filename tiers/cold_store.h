@@ -103,6 +103,8 @@ class ColdStore : public Medium {
   /// `new_sequence`.
   virtual Status RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) = 0;
   virtual bool direct_io() const = 0;
+  /// Whether what was committed survives a power cut.
+  virtual bool persistent() const { return true; }
   virtual uint64_t allocated_bytes() const = 0;
 };
 

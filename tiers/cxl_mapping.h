@@ -7,17 +7,10 @@
 
 #include "tiers/base/fault_guard.h"
 #include "tiers/base/unique_fd.h"
+#include "tiers/cxl_memory.h"
 #include "tiers/cxl_system.h"
 
 namespace kvtier {
-
-/// What makes stored bytes survive a power cut. libpmem2 says it of each mapping.
-enum class CxlPersistence : uint8_t {
-  kByte,       ///< the store itself
-  kCacheLine,  ///< flushed cache lines
-  kPage,       ///< msync
-  kNone,       ///< nothing
-};
 
 /// Where the pages of a mapping are, by a sample of them.
 struct NumaPlacement {
@@ -29,7 +22,7 @@ struct NumaPlacement {
 /// The memory of a CXL tier, mapped by libpmem2, for one process alone (flock).
 /// Owns: descriptor, mapping, its fault guard. Errors: a page that the device cannot give any more reads as
 /// zeros, and lost() is true from then on. Threads: any, for different bytes.
-class CxlMapping {
+class CxlMapping final : public CxlMemory {
  public:
   struct Options {
     CxlTarget target;
@@ -45,23 +38,20 @@ class CxlMapping {
   /// one), what `accept` says, kResourceExhausted (no space, no memory on the node), kPermissionDenied,
   /// kUnavailable.
   static Result<std::unique_ptr<CxlMapping>> Make(Options options);
-  ~CxlMapping();
+  ~CxlMapping() override;
 
-  std::span<const std::byte> span() const { return {data_, bytes_}; }
   int fd() const { return fd_.get(); }
   CxlKind kind() const { return kind_; }
-  CxlPersistence persistence() const { return persistence_; }
-  bool lost() const { return guard_.lost(); }
   /// "fsdax file, persistent by cache line flushes", for people.
   std::string Describe() const;
 
-  /// Copies around the caches. What a later call writes is persistent only after this is, but where pages are
-  /// synced: there nothing is until Persist.
-  void Write(uint64_t offset, std::span<const std::byte> bytes);
-  void Zero(uint64_t offset, uint64_t bytes);
-  /// After OK what was written there survives what persistence() says. Errors: kUnavailable; then it may be
-  /// lost.
-  Status Persist(uint64_t offset, uint64_t bytes);
+  std::span<const std::byte> span() const override { return {data_, bytes_}; }
+  CxlPersistence persistence() const override { return persistence_; }
+  bool lost() const override { return guard_.lost(); }
+  /// Around the caches.
+  void Write(uint64_t offset, std::span<const std::byte> bytes) override;
+  void Zero(uint64_t offset, uint64_t bytes) override;
+  Status Persist(uint64_t offset, uint64_t bytes) override;
 
   NumaPlacement Placement() const;
 

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "tests/support/paths.h"
-#include "tests/tiers/cold_fixture.h"
+#include "tests/tiers/cxl_fixture.h"
 #include "tiers/base/unique_fd.h"
 
 extern char** environ;
@@ -23,6 +23,10 @@ struct Acknowledged {
 class ColdCrashTest : public ColdStoreTest {
  protected:
   void SetUp() override { io_ = MakeBlockIo(BlockIoKind::kSync).value(); }
+  virtual bool in_memory() const { return false; }
+  Result<std::unique_ptr<ColdStore>> MakeStore(const std::string& path) override {
+    return in_memory() ? MakeCxlStore(path) : ColdStoreTest::MakeStore(path);
+  }
 
   /// Runs the helper until it kills itself.
   Acknowledged RunHelper(const std::string& point, uint64_t n, uint64_t first_seed) {
@@ -34,7 +38,8 @@ class ColdCrashTest : public ColdStoreTest {
     posix_spawn_file_actions_adddup2(&actions, write_end.get(), STDOUT_FILENO);
     const std::string program = ProgramFolder() + "/kvtier_cold_crash_helper";
     const std::string n_text = std::to_string(n), seed_text = std::to_string(first_seed);
-    std::string arguments[] = {program, folder_.path(), point, n_text, seed_text};
+    const std::string medium = in_memory() ? "cxl" : "files";
+    std::string arguments[] = {program, medium, folder_.path(), point, n_text, seed_text};
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -86,10 +91,15 @@ class ColdCrashTest : public ColdStoreTest {
   }
 };
 
-class ColdCrashPointTest : public ColdCrashTest, public testing::WithParamInterface<const char*> {};
+/// A point, and whether the store is in memory.
+class ColdCrashPointTest : public ColdCrashTest,
+                           public testing::WithParamInterface<std::tuple<const char*, bool>> {
+ protected:
+  bool in_memory() const override { return std::get<bool>(GetParam()); }
+};
 
 TEST_P(ColdCrashPointTest, S45_EveryAcknowledgedBlockIsThereAndNoRemovedOneIs) {
-  const std::string point = GetParam();
+  const std::string point = std::get<const char*>(GetParam());
   // The first block of a segment also makes the file; later ones do not. Every third is erased.
   for (uint64_t n : {1, 3, 12, 30}) {
     if ((point == "during_erase" || point == "after_erase") && n % 3 != 0) continue;
@@ -100,16 +110,26 @@ TEST_P(ColdCrashPointTest, S45_EveryAcknowledgedBlockIsThereAndNoRemovedOneIs) {
     recovery_ = OpenStore(folder_.path());
     Check(acknowledged);
     // The same with the index lost on top.
-    LoseIndex();
+    if (!in_memory()) LoseIndex();
+    CrashAndReopen();
     Check(acknowledged);
     store_.reset();
   }
 }
 INSTANTIATE_TEST_SUITE_P(Points, ColdCrashPointTest,
-                         testing::Values("before_write", "torn_write", "after_write", "before_sync",
-                                         "after_sync", "after_commit", "during_erase", "after_erase"));
+                         testing::Combine(testing::Values("before_write", "torn_write", "after_write",
+                                                          "before_sync", "after_sync", "after_commit",
+                                                          "during_erase", "after_erase"),
+                                          testing::Bool()));
 
-TEST_F(ColdCrashTest, S40_BlocksOutliveManyCrashesInARow) {
+class ColdCrashManyTest : public ColdCrashTest, public testing::WithParamInterface<bool> {
+ protected:
+  bool in_memory() const override { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Stores, ColdCrashManyTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Cxl" : "Files"; });
+
+TEST_P(ColdCrashManyTest, S40_BlocksOutliveManyCrashesInARow) {
   const uint64_t seed = testing::UnitTest::GetInstance()->random_seed() + 1;
   SCOPED_TRACE("random seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -165,8 +165,11 @@ class ColdStoreTest : public testing::Test {
     KVTIER_CHECK(store_->PutModel({.name_space = TestNamespace(), .fields = "fields"}).ok());
   }
 
+  virtual Result<std::unique_ptr<ColdStore>> MakeStore(const std::string& path) {
+    return ColdStore::Make(TestColdOptions(path));
+  }
   ColdRecovery OpenStore(const std::string& path) {
-    Result<std::unique_ptr<ColdStore>> store = ColdStore::Make(TestColdOptions(path));
+    Result<std::unique_ptr<ColdStore>> store = MakeStore(path);
     KVTIER_CHECK(store.ok());
     store_ = std::move(store).value();
     ColdRecovery recovery = store_->Recover().value();

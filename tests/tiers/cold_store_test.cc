@@ -14,48 +14,6 @@ namespace {
 using Op = IoRequest::Op;
 namespace fs = std::filesystem;
 
-TEST_F(ColdStoreTest, ABlockReadsBackAsItWasWritten) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const ColdRecord record = Store(seed);
-    EXPECT_TRUE(CheckBlock(*store_, *io_, record, seed).ok());
-  }
-}
-
-TEST_F(ColdStoreTest, CommittedBlocksAreBackAfterACleanStop) {
-  std::vector<ColdRecord> stored;
-  for (uint64_t seed = 1; seed <= 60; ++seed) stored.push_back(Store(seed));
-  Reopen();
-  EXPECT_EQ(recovery_.blocks.size(), 60u);
-  EXPECT_EQ(recovery_.dropped_records, 0u);
-  EXPECT_EQ(recovery_.scanned_records, 0u);
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
-    const ColdRecord* found = Recovered(seed);
-    ASSERT_NE(found, nullptr) << seed;
-    EXPECT_EQ(found->identity, stored[seed - 1].identity);
-    EXPECT_EQ(found->place, stored[seed - 1].place);
-    EXPECT_EQ(found->meta.parent, stored[seed - 1].meta.parent);
-    EXPECT_TRUE(CheckBlock(*store_, *io_, *found, seed).ok()) << seed;
-  }
-}
-
-TEST_F(ColdStoreTest, AppendPositionsAreBackAfterACleanStop) {
-  Store(1);
-  const ColdRecord last = Store(2);
-  Reopen();
-  ASSERT_EQ(recovery_.segments.size(), 1u);
-  EXPECT_EQ(recovery_.segments[0].number, 0u);
-  EXPECT_EQ(recovery_.segments[0].sequence, 1u);
-  EXPECT_EQ(recovery_.segments[0].used_bytes, last.place.offset + last.place.bytes);
-}
-
-TEST_F(ColdStoreTest, ModelsAreBackAfterARestart) {
-  ASSERT_TRUE(store_->PutModel({.name_space = TestNamespace(), .fields = "model fields"}).ok());
-  Reopen();
-  ASSERT_EQ(recovery_.models.size(), 1u);
-  EXPECT_EQ(recovery_.models[0].name_space, TestNamespace());
-  EXPECT_EQ(recovery_.models[0].fields, "model fields");
-}
-
 TEST_F(ColdStoreTest, S01_AFailedWriteIsAnErrorAndLeavesNothing) {
   for (const bool shortened : {false, true}) {
     FaultyBlockIo faulty(*io_);
@@ -117,21 +75,6 @@ TEST_F(ColdStoreTest, S49_AReadErrorIsReportedAndTheNextReadWorks) {
   EXPECT_TRUE(CheckBlock(*store_, faulty, record, 1).ok());
 }
 
-TEST_F(ColdStoreTest, S44_EveryDamagedByteOfARecordIsDetected) {
-  UseBufferedIo();  // the test writes to the file beside the store
-  const ColdRecord record = Store(1);
-  const uint64_t used_bytes = kColdRecordHeaderBytes + record.image_bytes;
-  for (uint64_t at = 0; at < used_bytes; ++at) {
-    const int bit = static_cast<int>(at % 8);
-    FlipBit(SegmentPath(0), record.place.offset + at, bit);
-    // A flipped version, codec or flag of the image reads as one of the future.
-    const Code code = CheckBlock(*store_, *io_, record, 1).code();
-    EXPECT_TRUE(code == Code::kDataLoss || code == Code::kUnimplemented) << "byte " << at;
-    FlipBit(SegmentPath(0), record.place.offset + at, bit);
-  }
-  EXPECT_TRUE(CheckBlock(*store_, *io_, record, 1).ok());
-}
-
 TEST_F(ColdStoreTest, AnErasedBlockIsGoneAtOnceAndAfterRestarts) {
   const ColdRecord erased = Store(1);
   const ColdRecord kept = Store(2);
@@ -146,15 +89,6 @@ TEST_F(ColdStoreTest, AnErasedBlockIsGoneAtOnceAndAfterRestarts) {
   EXPECT_NE(Recovered(2), nullptr);
 }
 
-TEST_F(ColdStoreTest, ErasingASupersededCopyKeepsTheNewerOne) {
-  const ColdRecord old_copy = Store(1);
-  const ColdRecord new_copy = Store(1);
-  ASSERT_TRUE(store_->Erase({&old_copy, 1}, *io_).ok());
-  Reopen();
-  ASSERT_NE(Recovered(1), nullptr);
-  EXPECT_EQ(Recovered(1)->place, new_copy.place);
-}
-
 TEST_F(ColdStoreTest, AnEraseThatCannotMarkTheRecordSaysSo) {
   const ColdRecord record = Store(1);
   FaultyBlockIo faulty(*io_);
@@ -162,19 +96,6 @@ TEST_F(ColdStoreTest, AnEraseThatCannotMarkTheRecordSaysSo) {
   EXPECT_EQ(store_->Erase({&record, 1}, faulty).code(), Code::kUnavailable);
   Reopen();
   EXPECT_EQ(Recovered(1), nullptr);
-}
-
-TEST_F(ColdStoreTest, S12_APlaceInARecycledSegmentIsStale) {
-  const ColdRecord record = Store(1);
-  ASSERT_TRUE(store_->RecycleSegment(0, 5, *io_).ok());
-  EXPECT_EQ(CheckBlock(*store_, *io_, record, 1).code(), Code::kStale);
-  AlignedBuffer bounce;
-  const auto built = store_->BeginWrite(record.place, bounce);
-  ASSERT_TRUE(built.ok());
-  const std::vector<std::byte> image = ImageOf(MakeTestBlock(1));
-  std::copy(image.begin(), image.end(), built->begin());
-  EXPECT_EQ(store_->FinishWrite(record.place, *io_, *built, image.size(), record.meta).code(), Code::kStale);
-  EXPECT_EQ(store_->Commit({&record, 1}, *io_).code(), Code::kStale);
 }
 
 TEST_F(ColdStoreTest, ARecycledSegmentForgetsItsBlocksForGood) {

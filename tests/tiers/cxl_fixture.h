@@ -4,6 +4,7 @@
 
 #include "tests/tiers/cold_fixture.h"
 #include "tiers/cxl_mapping.h"
+#include "tiers/cxl_store.h"
 
 namespace kvtier {
 
@@ -25,5 +26,20 @@ class ForcedGranularity {
  private:
   static constexpr const char* kName = "PMEM2_FORCE_GRANULARITY";
 };
+
+inline CxlStoreOptions TestCxlOptions() {
+  return {.tier = TierId{2}, .capacity_bytes = kTestCapacityBytes, .segment_bytes = kTestSegmentBytes};
+}
+
+inline CxlTarget CxlFileTarget(const std::string& folder) {
+  return {.kind = CxlKind::kFile, .path = folder + "/" + std::string(kCxlFileName), .any_file = true};
+}
+
+/// A store on a file in `folder`.
+inline Result<std::unique_ptr<ColdStore>> MakeCxlStore(const std::string& folder) {
+  KVTIER_ASSIGN(std::unique_ptr<CxlMapping> mapping, MapForCxlStore(TestCxlOptions(), CxlFileTarget(folder)));
+  KVTIER_ASSIGN(std::unique_ptr<CxlStore> store, CxlStore::Make(TestCxlOptions(), std::move(mapping)));
+  return std::unique_ptr<ColdStore>(std::move(store));
+}
 
 }  // namespace kvtier

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/blocks.h"
-#include "tests/tiers/cold_fixture.h"
+#include "tests/tiers/cxl_fixture.h"
 #include "tiers/arena_store.h"
 #include "tiers/move.h"
 
@@ -59,6 +59,22 @@ class ColdUnderTest final : public MediumUnderTest {
   TestAllocator allocator_;
 };
 
+/// A CXL store on a file.
+class CxlUnderTest final : public MediumUnderTest {
+ public:
+  CxlUnderTest() : store_(MakeCxlStore(folder_.path()).value()) {
+    const auto recovered = store_->Recover();
+    KVTIER_CHECK(recovered.ok());
+  }
+  Medium& medium() override { return *store_; }
+  Place Next(uint64_t image_bytes) override { return allocator_.Next(image_bytes); }
+
+ private:
+  TempFolder folder_;
+  std::unique_ptr<ColdStore> store_;
+  TestAllocator allocator_;
+};
+
 struct MediumCase {
   const char* name;
   std::unique_ptr<MediumUnderTest> (*make)();
@@ -66,6 +82,7 @@ struct MediumCase {
 const MediumCase kMedia[] = {
     {"Host", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<HostUnderTest>(); }},
     {"Cold", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<ColdUnderTest>(); }},
+    {"Cxl", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<CxlUnderTest>(); }},
 };
 
 class MediumConformance : public testing::TestWithParam<MediumCase> {

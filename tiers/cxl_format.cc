@@ -1,0 +1,79 @@
+#include "tiers/cxl_format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tiers/crc32c.h"
+
+namespace kvtier {
+
+namespace {
+
+uint32_t CrcOf(const CxlSuperblock& superblock) {
+  return Crc32c(std::as_bytes(std::span(&superblock, 1)).first(offsetof(CxlSuperblock, crc)));
+}
+
+bool IsZero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+}  // namespace
+
+CxlSuperblock Sealed(CxlSuperblock superblock) {
+  superblock.crc = CrcOf(superblock);
+  return superblock;
+}
+
+CxlSuperblock MakeCxlSuperblock(const StoreUuid& uuid, uint64_t segment_bytes, uint32_t segment_limit) {
+  CxlSuperblock superblock{};
+  superblock.magic = kCxlMagic;
+  superblock.version = kColdFormatVersion;
+  superblock.segment_bytes = segment_bytes;
+  superblock.meta_bytes = kCxlMetaBytes;
+  superblock.serial = 1;
+  superblock.segment_limit = segment_limit;
+  superblock.uuid = uuid;
+  return Sealed(superblock);
+}
+
+Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment_bytes) {
+  CxlStart found;
+  if (IsZero(start)) {
+    found.blank = true;
+    return found;
+  }
+  uint32_t ours = 0, sound = 0;
+  for (uint64_t at = 0; at < kCxlSuperblocks * kColdBlockBytes; at += kColdBlockBytes) {
+    CxlSuperblock copy;
+    if (start.size() < at + sizeof(copy)) break;
+    std::memcpy(&copy, start.data() + at, sizeof(copy));
+    if (copy.magic != kCxlMagic) continue;
+    ++ours;
+    if (copy.crc != CrcOf(copy)) continue;
+    if (sound++ == 0 || copy.serial > found.superblock.serial) found.superblock = copy;
+  }
+  if (sound == 0 && ours == 1 && IsZero(start.subspan(sizeof(CxlSuperblock)))) {
+    found.blank = true;  // power failed while the very first superblock was written
+    return found;
+  }
+  if (sound == 0 && ours > 0) return Status(Code::kDataLoss, "both superblocks are damaged");
+  if (sound == 0) {
+    return Status(Code::kFailedPrecondition,
+                  "holds something else: give it a new file, or zero its first 128 KiB");
+  }
+  const CxlSuperblock& superblock = found.superblock;
+  if (superblock.version != kColdFormatVersion) {
+    return Status(Code::kFailedPrecondition, "has format version " + std::to_string(superblock.version) +
+                                                 ", this program reads version " +
+                                                 std::to_string(kColdFormatVersion));
+  }
+  if (superblock.segment_bytes != segment_bytes || superblock.meta_bytes != kCxlMetaBytes) {
+    return Status(Code::kFailedPrecondition, "was made with segments of " +
+                                                 std::to_string(superblock.segment_bytes) + " bytes, not " +
+                                                 std::to_string(segment_bytes));
+  }
+  found.one_damaged = sound < kCxlSuperblocks;
+  return found;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,164 @@
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <unordered_map>
+
+#include "tiers/cold_recovery.h"
+#include "tiers/cxl_store.h"
+
+// How a CXL store finds what it holds: there is no index, so at every start by its segments.
+
+namespace kvtier {
+
+namespace {
+
+/// A segment where it stands.
+class MappedSegmentBytes final : public SegmentBytes {
+ public:
+  explicit MappedSegmentBytes(std::span<const std::byte> segment) : segment_(segment) {}
+  Result<std::span<const std::byte>> Read(uint64_t offset, uint64_t bytes,
+                                          AlignedBuffer& /*buffer*/) override {
+    if (offset > segment_.size() || bytes > segment_.size() - offset) {
+      return Status(Code::kDataLoss, "beyond the segment");
+    }
+    return segment_.subspan(offset, bytes);
+  }
+
+ private:
+  const std::span<const std::byte> segment_;
+};
+
+template <typename Header>
+Header HeaderAt(std::span<const std::byte> segment, uint64_t offset) {
+  Header header;
+  std::memcpy(&header, segment.data() + offset, sizeof(header));
+  return header;
+}
+
+bool IsBlank(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+bool OlderPlace(const ColdRecord& a, const ColdRecord& b) {
+  return std::tie(a.place.epoch, a.place.offset) < std::tie(b.place.epoch, b.place.offset);
+}
+
+}  // namespace
+
+Result<ColdRecovery> CxlStore::Recover() {
+  KVTIER_CHECK(!recovered_);
+  ColdRecovery out;
+  const bool was_clean = superblock_.clean == 1;
+  KVTIER_TRY(AdoptSegments(out));
+  // Before anything else is written: from here on only another clean stop makes the headers enough.
+  CxlSuperblock in_use = superblock_;
+  in_use.clean = 0;
+  in_use.segment_limit = segment_limit_;
+  KVTIER_TRY(WriteSuperblock(in_use));
+  ScanSegments(was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out);
+  if (!was_clean) out.scanned_records = out.blocks.size();
+  KVTIER_TRY(MergeCopies(out));
+  out.models = models_.Load(out.dropped_records);
+  KeepBlocksOfKnownModels(out);
+  for (RecoveredBlock& block : out.blocks) block.place.tier = options_.tier;
+  recovered_ = true;
+  return out;
+}
+
+Status CxlStore::AdoptSegments(ColdRecovery& out) {
+  // What stands above the segments of the last use is nobody's: never used, or of a time when there were
+  // more.
+  for (uint32_t number = superblock_.segment_limit; number < segment_limit_; ++number) {
+    const uint64_t offset = CxlSegmentOffset(number, options_.segment_bytes);
+    if (IsBlank(SegmentSpan(number).first(kColdSegmentHeaderBytes))) continue;
+    memory_->Zero(offset, kColdSegmentHeaderBytes);
+    KVTIER_TRY(memory_->Persist(offset, kColdSegmentHeaderBytes));
+  }
+  for (uint32_t number = 0; number < std::min(segment_limit_, superblock_.segment_limit); ++number) {
+    KVTIER_TRY(AdoptSegment(number, out));
+  }
+  return Status::Ok();
+}
+
+Status CxlStore::AdoptSegment(uint32_t number, ColdRecovery& out) {
+  const std::span<const std::byte> bytes = SegmentSpan(number);
+  if (IsBlank(bytes.first(kColdSegmentHeaderBytes))) return Status::Ok();
+  const auto header = HeaderAt<SegmentHeader>(bytes, 0);
+  const Status sound = CheckSegmentHeader(header, superblock_.uuid, number, options_.segment_bytes);
+  if (sound.code() == Code::kFailedPrecondition) {
+    ++out.foreign_files;  // not a segment of this store: as if it was blank
+    return Status::Ok();
+  }
+  Segment& segment = segments_[number];
+  segment.present = true;
+  segment.sequence = header.sequence;
+  if (sound.ok()) return Status::Ok();
+  ++out.damaged_headers;
+  segment.sequence = SequenceByRecords(number);
+  segment.damaged = segment.sequence == 0;
+  if (segment.damaged) return Status::Ok();
+  WriteSegmentHeader(number, segment.sequence);
+  return memory_->Persist(CxlSegmentOffset(number, options_.segment_bytes), kColdSegmentHeaderBytes);
+}
+
+/// The use of a segment whose header is damaged: that of its newest record; 0 without any. Should a newer use
+/// have been begun that wrote nothing yet, then evicted blocks come back, whole.
+uint64_t CxlStore::SequenceByRecords(uint32_t number) const {
+  const std::span<const std::byte> bytes = SegmentSpan(number);
+  uint64_t sequence = 0;
+  for (uint64_t at = kColdSegmentHeaderBytes; at < bytes.size(); at += kColdBlockBytes) {
+    const auto header = HeaderAt<RecordHeader>(bytes, at);
+    const RecordExpectation expected{.uuid = superblock_.uuid,
+                                     .segment = number,
+                                     .sequence = header.sequence,
+                                     .offset = at,
+                                     .limit_bytes = bytes.size()};
+    if (CheckRecordHeader(header, expected).ok()) sequence = std::max(sequence, header.sequence);
+  }
+  return sequence;
+}
+
+void CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out) {
+  ColdScanner scanner(superblock_.uuid, depth);
+  for (uint32_t number = 0; number < segment_limit_; ++number) {
+    const Segment& segment = segments_[number];
+    if (!segment.present) continue;
+    RecoveredSegment found{
+        .number = number, .sequence = segment.sequence, .used_bytes = kColdSegmentHeaderBytes};
+    if (segment.damaged) {
+      found.used_bytes = options_.segment_bytes;
+    } else {
+      MappedSegmentBytes bytes(SegmentSpan(number));
+      ColdScanner::Outcome outcome;
+      scanner.Scan(bytes,
+                   {.number = number, .sequence = segment.sequence, .file_bytes = options_.segment_bytes},
+                   {kColdSegmentHeaderBytes, options_.segment_bytes}, outcome);
+      found.used_bytes = std::max(found.used_bytes, outcome.used_bytes);
+      out.dropped_records += outcome.bad_records;
+      std::move(outcome.live.begin(), outcome.live.end(), std::back_inserter(out.blocks));
+    }
+    out.segments.push_back(found);
+  }
+}
+
+/// Of several records of one block the newest stays; the others are marked dead.
+Status CxlStore::MergeCopies(ColdRecovery& out) {
+  std::unordered_map<std::string, size_t> by_key;
+  by_key.reserve(out.blocks.size());
+  std::vector<ColdRecord> kept, superseded;
+  for (ColdRecord& record : out.blocks) {
+    const auto [at, is_new] =
+        by_key.emplace(EncodeIndexKey(record.identity.name_space, record.identity.key), kept.size());
+    if (is_new) {
+      kept.push_back(std::move(record));
+    } else if (OlderPlace(kept[at->second], record)) {
+      superseded.push_back(std::exchange(kept[at->second], std::move(record)));
+    } else {
+      superseded.push_back(std::move(record));
+    }
+  }
+  out.blocks = std::move(kept);
+  return MarkDead(superseded);
+}
+
+}  // namespace kvtier

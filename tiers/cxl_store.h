@@ -1,0 +1,89 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tiers/cold_scan.h"
+#include "tiers/cold_store.h"
+#include "tiers/cxl_mapping.h"
+#include "tiers/cxl_models.h"
+
+namespace kvtier {
+
+struct CxlStoreOptions {
+  TierId tier;
+  uint64_t capacity_bytes = 0;                  ///< of the memory; a multiple of 4096
+  uint64_t segment_bytes = uint64_t{64} << 20;  ///< multiple of 4096
+};
+
+/// Maps `target` for a store with these options. Errors: as CxlMapping::Make; kFailedPrecondition also for
+/// what holds something else, another version or segment size; kDataLoss (both superblocks are damaged).
+Result<std::unique_ptr<CxlMapping>> MapForCxlStore(const CxlStoreOptions& options, const CxlTarget& target);
+
+/// A cold store in memory: the records and segments of every cold store, one after the other, without an
+/// index. At start they are scanned, after a clean stop by their headers alone (tiers/FORMAT.md). Reads
+/// return the stored bytes themselves. Owns: the memory, and with it the lock of file or device. Threads: as
+/// ColdStore. Errors: a page that the device cannot give is zeros to readers, so a checksum fails; from then
+/// on every write is kUnavailable. A device that hangs hangs the thread: a load has no deadline.
+class CxlStore final : public ColdStore {
+ public:
+  /// Makes blank memory into a store. Errors: as ReadCxlStart, kInvalidArgument, kUnavailable.
+  static Result<std::unique_ptr<CxlStore>> Make(const CxlStoreOptions& options,
+                                                std::unique_ptr<CxlMemory> memory);
+  ~CxlStore() override;
+
+  Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) override;
+  Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) override;
+  Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built, uint64_t image_bytes,
+                     const RecordMeta& meta) override;
+
+  Result<ColdRecovery> Recover() override;
+  Status PutModel(const ModelRecord& model) override;
+  Status Commit(std::span<const ColdCommit> items, BlockIo& io) override;
+  Status Erase(std::span<const ColdCommit> items, BlockIo& io) override;
+  Status RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) override;
+  bool direct_io() const override { return false; }
+  bool persistent() const override { return memory_->persistence() != CxlPersistence::kNone; }
+  uint64_t allocated_bytes() const override { return memory_->span().size(); }
+
+ private:
+  struct Segment {
+    bool present = false;
+    bool damaged = false;  ///< the header; what stands behind it may have any sequence
+    uint64_t sequence = 0;
+  };
+
+  CxlStore(const CxlStoreOptions& options, std::unique_ptr<CxlMemory> memory,
+           const CxlSuperblock& superblock);
+  uint64_t OffsetOf(const Place& place) const;
+  std::span<const std::byte> SegmentSpan(uint32_t number) const;
+  Status CheckUse(const Place& place) const;
+  Status UseOrStart(const Place& place);
+  void WriteSegmentHeader(uint32_t number, uint64_t sequence);
+  Status PersistRecords(std::span<const ColdRecord> records);
+  Status MarkDead(std::span<const ColdRecord> records);
+  Status WriteSuperblock(CxlSuperblock superblock);
+  Status Failed(Status status);
+
+  // cxl_recovery.cc
+  Status AdoptSegments(ColdRecovery& out);
+  Status AdoptSegment(uint32_t number, ColdRecovery& out);
+  uint64_t SequenceByRecords(uint32_t number) const;
+  void ScanSegments(ScanDepth depth, ColdRecovery& out);
+  Status MergeCopies(ColdRecovery& out);
+
+  const CxlStoreOptions options_;
+  const uint32_t segment_limit_;
+  const std::unique_ptr<CxlMemory> memory_;
+  CxlSuperblock superblock_;
+  CxlModels models_;
+  std::atomic<bool> write_failed_{false};  ///< then the next start scans everything
+  bool recovered_ = false;
+
+  mutable std::mutex mutex_;       ///< of segments_; held for stores to memory at most
+  std::vector<Segment> segments_;  ///< by number
+};
+
+}  // namespace kvtier
