@@ -12,22 +12,39 @@ bool LooksNumeric(const std::string& cell) {
   return !cell.empty() && std::isdigit(static_cast<unsigned char>(cell[0])) != 0;
 }
 
-/// Clients choose some of what is shown: control characters (C0, DEL, C1 in UTF-8) must not reach a terminal.
-std::string Printable(std::string_view text) {
+/// Bytes of the character at the front of `text` in UTF-8; 0 where there is none. Clients choose some of what
+/// is shown, and may choose any bytes.
+size_t Utf8Length(std::string_view text) {
   const auto byte_at = [text](size_t i) {
-    return i < text.size() ? static_cast<unsigned>(static_cast<unsigned char>(text[i])) : 0u;
+    return static_cast<unsigned>(static_cast<unsigned char>(text[i]));
   };
+  const unsigned lead = byte_at(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte_at(i) & 0xc0) != 0x80) return 0;
+  }
+  // Longer than it needs to be, a surrogate, beyond the last character.
+  const unsigned next = byte_at(1);
+  const bool wrong = (lead == 0xe0 && next < 0xa0) || (lead == 0xed && next >= 0xa0) ||
+                     (lead == 0xf0 && next < 0x90) || (lead == 0xf4 && next >= 0x90);
+  return wrong ? 0 : length;
+}
+
+/// Control characters (C0, DEL, C1 in UTF-8) and bytes that are no characters must not reach a terminal.
+std::string Printable(std::string_view text) {
   std::string shown;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const unsigned byte = byte_at(i), next = byte_at(i + 1);
-    if (byte < 0x20 || byte == 0x7f) {
-      shown += fmt::format("\\x{:02x}", byte);
-    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {
-      shown += fmt::format("\\x{:02x}", next);
-      ++i;
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = Utf8Length(text.substr(i));
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool is_c1 = length == 2 && byte == 0xc2 && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (length == 0 || byte < 0x20 || byte == 0x7f || is_c1) {
+      shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i + (is_c1 ? 1 : 0)]));
     } else {
-      shown += text[i];
+      shown += text.substr(i, length);
     }
+    i += std::max<size_t>(length, 1);
   }
   return shown;
 }
@@ -44,15 +61,20 @@ void JsonWriter::Separate(std::string_view name) {
 
 void JsonWriter::Quote(std::string_view text) {
   out_ += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    const size_t length = Utf8Length(text.substr(i));
+    if (length == 0) {
+      out_ += "\\ufffd";
+    } else if (c == '"' || c == '\\') {
       out_ += '\\';
       out_ += c;
     } else if (static_cast<unsigned char>(c) < 0x20) {
       out_ += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     } else {
-      out_ += c;
+      out_ += text.substr(i, length);
     }
+    i += std::max<size_t>(length, 1);
   }
   out_ += '"';
 }

@@ -20,6 +20,23 @@ TEST(JsonWriter, NestsAndEscapes) {
             R"({"a\"b":"line\u000aend\\","n":18446744073709551615,"yes":true,"list":[1,2,{}],"r":0.25})");
 }
 
+TEST(JsonWriter, ReplacesWhatIsNoUtf8) {
+  JsonWriter json;
+  json.BeginArray();
+  const auto text = [&json](std::string_view bytes) { json.BeginObject().Text("t", bytes).EndObject(); };
+  text("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");  // stays
+  text("a\xff\xfe");
+  text("\xc0\xaf");          // longer than it needs to be
+  text("\xed\xa0\x80");      // a surrogate
+  text("\xf4\x90\x80\x80");  // beyond the last character
+  text("\xe2\x82");          // cut
+  json.EndArray();
+  EXPECT_EQ(json.str(),
+            "[{\"t\":\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"},{\"t\":\"a\\ufffd\\ufffd\"},"
+            "{\"t\":\"\\ufffd\\ufffd\"},{\"t\":\"\\ufffd\\ufffd\\ufffd\"},"
+            "{\"t\":\"\\ufffd\\ufffd\\ufffd\\ufffd\"},{\"t\":\"\\ufffd\\ufffd\"}]");
+}
+
 TEST(Table, AlignsTextLeftAndNumbersRight) {
   Table table({"name", "n"});
   table.Row({"a", "5"});
@@ -31,8 +48,8 @@ TEST(Table, ShowsControlCharactersAsTheirCodes) {
   Table table({"id"});
   table.Row(
       {"a\x1b[2Jb\nc\x7f\xc2\x9b"
-       "d\xc3\xa9"});
-  EXPECT_EQ(table.str(), "id\na\\x1b[2Jb\\x0ac\\x7f\\x9bd\xc3\xa9\n");
+       "d\xc3\xa9\xff"});
+  EXPECT_EQ(table.str(), "id\na\\x1b[2Jb\\x0ac\\x7f\\x9bd\xc3\xa9\\xff\n");
 }
 
 TEST(HumanBytes, PicksAUnit) {
