@@ -16,6 +16,7 @@
 #include "kernels/quantize_kv8.h"
 #include "kernels/simd/quantize_k-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
+#include "kernels/simd/target_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
@@ -44,26 +45,11 @@ HWY_INLINE Floats ClampToFp16Range(Floats v) {
   return hn::Min(hn::Max(v, hn::Neg(limit)), limit);
 }
 
-/// Puts in order what PackToBytes leaves block by block ([block][vector][bytes]), vector by vector.
-///   `vectors` were packed into it, four of 32 bits or two of 16.
-template <uint32_t vectors>
-HWY_INLINE hn::Vec<ByteTag> InOrder(hn::Vec<ByteTag> packed) {
-  const hn::ScalableTag<uint32_t> d32;
-  alignas(64) static constexpr int32_t kOrders[2][3][16] = {
-      {{0, 1, 2, 3}, {0, 1, 4, 5, 2, 3, 6, 7}, {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15}},
-      {{0, 1, 2, 3}, {0, 4, 1, 5, 2, 6, 3, 7}, {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}}};
-  const auto order = hn::SetTableIndices(d32, kOrders[vectors / 4][kFloats == 4 ? 0 : kFloats == 8 ? 1 : 2]);
-  return hn::BitCast(ByteTag(), hn::TableLookupLanes(hn::BitCast(d32, packed), order));
-}
-
 /// Codes below 256, to bytes in order.
 template <uint32_t vectors>
 HWY_INLINE void StoreBytes(const Int32s (&codes)[vectors], uint8_t* target) {
-  const Int16Tag d16;
   if constexpr (vectors == 4) {
-    const auto packed = PackToBytes(hn::ReorderDemote2To(d16, codes[0], codes[1]),
-                                    hn::ReorderDemote2To(d16, codes[2], codes[3]));
-    hn::StoreU(InOrder<4>(packed), ByteTag(), target);
+    hn::StoreU(BytesInOrder(codes), ByteTag(), target);
   } else {
     const hn::Rebind<uint8_t, FloatTag> d8;
     for (uint32_t i = 0; i < vectors; ++i) hn::StoreU(hn::DemoteTo(d8, codes[i]), d8, target + i * kFloats);

@@ -103,7 +103,9 @@ void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scr
     }
     const KRow k = {
         .codes = args.in.k_codes + row * s.k_dim, .scale = scratch.scale, .minimum = scratch.minimum};
-    StoreRow(k, s.k_dim, args.out.dtype, args.out.k + target, args.out.stores);
+    WithTarget(args.out.dtype, args.out.scales.k, [&](const auto& to) HWY_ATTR {
+      StoreRow(to, k, s.k_dim, args.out.k + target, args.out.stores);
+    });
   }
   for (uint32_t token = 0; token < s.tokens; ++token) {
     const size_t row = size_t{head} * s.tokens + token, raw_row = size_t{head} * s.nraw + token;
@@ -115,7 +117,9 @@ void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scr
     } else {
       const VRow v = {.codes = args.in.v_codes + row * s.v_dim,
                       .scale = Fp32FromFp16(Load16(args.in.v_scale + 2 * row))};
-      StoreRow(v, s.v_dim, args.out.dtype, args.out.v + target, args.out.stores);
+      WithTarget(args.out.dtype, args.out.scales.v, [&](const auto& to) HWY_ATTR {
+        StoreRow(to, v, s.v_dim, args.out.v + target, args.out.stores);
+      });
     }
   }
 }

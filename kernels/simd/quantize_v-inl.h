@@ -16,13 +16,13 @@
 #include "kernels/quantize.h"
 #include "kernels/simd/pack_tiles-inl.h"
 #include "kernels/simd/quantize_k-inl.h"
+#include "kernels/simd/rotate-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
 inline constexpr uint32_t kVBatch = TileBatch::kTiles;
-inline constexpr uint32_t kTileVectors = kTileCodes / kFloats;
 
 /// One group of a head's V, from the first row that is not raw on.
 struct VGroup {
@@ -48,59 +48,6 @@ struct VBatch {
   bool clamps;  ///< whether any of the sixteen has such errors
 };
 
-/// (a + b, a - b) of lanes `distance` apart: v * (1, -1) is exact, so one fused operation rounds once.
-template <uint32_t distance>
-HWY_INLINE Floats ButterflyLanes(Floats v) {
-  const FloatTag df;
-  alignas(64) static constexpr uint32_t kSigns[4][16] = {
-#define KVTIER_MINUS 0x80000000u
-      {0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS, 0, KVTIER_MINUS,
-       0, KVTIER_MINUS, 0, KVTIER_MINUS},
-      {0, 0, KVTIER_MINUS, KVTIER_MINUS, 0, 0, KVTIER_MINUS, KVTIER_MINUS, 0, 0, KVTIER_MINUS, KVTIER_MINUS,
-       0, 0, KVTIER_MINUS, KVTIER_MINUS},
-      {0, 0, 0, 0, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, 0, 0, 0, 0, KVTIER_MINUS,
-       KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS},
-      {0, 0, 0, 0, 0, 0, 0, 0, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS,
-       KVTIER_MINUS, KVTIER_MINUS, KVTIER_MINUS},
-#undef KVTIER_MINUS
-  };
-  constexpr uint32_t kStage = distance == 1 ? 0 : distance == 2 ? 1 : distance == 4 ? 2 : 3;
-  const auto sign =
-      hn::Or(hn::BitCast(df, hn::Load(hn::RebindToUnsigned<FloatTag>(), kSigns[kStage])), hn::Set(df, 1.0f));
-  Floats swapped;
-  if constexpr (distance == 1) {
-    swapped = hn::Shuffle2301(v);
-  } else if constexpr (distance == 2) {
-    swapped = hn::Shuffle1032(v);
-  } else if constexpr (distance == 4) {
-    swapped = hn::SwapAdjacentBlocks(v);
-  } else {
-    swapped = hn::ConcatLowerUpper(df, v, v);
-  }
-  return hn::MulAdd(v, sign, swapped);
-}
-
-template <uint32_t distance>
-HWY_INLINE void ButterflyVectors(Floats (&v)[kTileVectors]) {
-  constexpr uint32_t kStep = distance / kFloats;
-  for (uint32_t start = 0; start < kTileVectors; start += 2 * kStep) {
-    for (uint32_t i = start; i < start + kStep; ++i) {
-      const Floats a = v[i], b = v[i + kStep];
-      v[i] = hn::Add(a, b);
-      v[i + kStep] = hn::Sub(a, b);
-    }
-  }
-}
-
-template <uint32_t distance>
-HWY_INLINE void Butterfly(Floats (&v)[kTileVectors]) {
-  if constexpr (distance < kFloats) {
-    for (Floats& lanes : v) lanes = ButterflyLanes<distance>(lanes);
-  } else {
-    ButterflyVectors<distance>(v);
-  }
-}
-
 HWY_INLINE Floats MaxMagnitude(Floats a, Floats b) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   return Floats{_mm512_range_ps(a.raw, b.raw, 0b1011)};  // the larger magnitude, without a sign
@@ -116,12 +63,7 @@ HWY_INLINE Floats RotateRow(const std::byte* source, float* rotated) {
   const FloatTag df;
   Floats v[kTileVectors];
   for (uint32_t i = 0; i < kTileVectors; ++i) v[i] = Source::Load(source + 2 * i * kFloats);
-  Butterfly<1>(v);
-  Butterfly<2>(v);
-  Butterfly<4>(v);
-  Butterfly<8>(v);
-  Butterfly<16>(v);
-  Butterfly<32>(v);
+  RotateVectors(v);
   auto largest = MaxMagnitude(v[0], v[1]);
   for (uint32_t i = 2; i < kTileVectors; ++i) largest = MaxMagnitude(largest, v[i]);
   for (uint32_t i = 0; i < kTileVectors; ++i) hn::Store(v[i], df, rotated + i * kFloats);

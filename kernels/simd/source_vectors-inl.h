@@ -32,19 +32,6 @@ HWY_INLINE void PrefetchNext(const void* at) {
   __builtin_prefetch(at, 0, 2);
 }
 
-struct Fp16Source {
-  static Floats Load(const void* at) {
-    return hn::PromoteTo(FloatTag(), hn::LoadU(hn::Rebind<hwy::float16_t, FloatTag>(),
-                                               static_cast<const hwy::float16_t*>(at)));
-  }
-};
-struct Bf16Source {
-  static Floats Load(const void* at) {
-    return hn::PromoteTo(FloatTag(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, FloatTag>(),
-                                               static_cast<const hwy::bfloat16_t*>(at)));
-  }
-};
-
 /// rn16, as bits.
 inline hn::Vec<hn::Rebind<uint16_t, FloatTag>> Fp16Bits(Floats values) {
   return hn::BitCast(hn::Rebind<uint16_t, FloatTag>(),
@@ -53,6 +40,55 @@ inline hn::Vec<hn::Rebind<uint16_t, FloatTag>> Fp16Bits(Floats values) {
 inline Floats FromFp16Bits(hn::Vec<hn::Rebind<uint16_t, FloatTag>> bits) {
   return hn::PromoteTo(FloatTag(), hn::BitCast(hn::Rebind<hwy::float16_t, FloatTag>(), bits));
 }
+
+// Sources: kFloats elements of a type, at any address, as fp32 divided by kFactor. FP8 comes without its
+// scale.
+
+struct Fp16Source {
+  static constexpr uint32_t kBytes = 2;
+  static constexpr float kFactor = 1;
+  HWY_INLINE static Floats Load(const void* at) {
+    return hn::PromoteTo(FloatTag(), hn::LoadU(hn::Rebind<hwy::float16_t, FloatTag>(),
+                                               static_cast<const hwy::float16_t*>(at)));
+  }
+};
+struct Bf16Source {
+  static constexpr uint32_t kBytes = 2;
+  static constexpr float kFactor = 1;
+  HWY_INLINE static Floats Load(const void* at) {
+    return hn::PromoteTo(FloatTag(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, FloatTag>(),
+                                               static_cast<const hwy::bfloat16_t*>(at)));
+  }
+};
+struct E4m3Source {
+  static constexpr uint32_t kBytes = 1;
+  /// Seven bits moved to where fp16 has them stand for 2^-8 of the value.
+  static constexpr float kFactor = 256;
+  /// A NaN looks like 480.
+  HWY_INLINE static Floats Load(const void* at) {
+    const hn::Rebind<int8_t, FloatTag> d8;
+    const hn::Rebind<int16_t, FloatTag> d16;
+    const auto codes = hn::PromoteTo(d16, hn::LoadU(d8, static_cast<const int8_t*>(at)));
+    const auto moved = hn::And(hn::ShiftLeft<7>(codes), hn::Set(d16, static_cast<int16_t>(0xbf80)));
+    return FromFp16Bits(hn::BitCast(hn::Rebind<uint16_t, FloatTag>(), moved));
+  }
+};
+struct E5m2Source {
+  static constexpr uint32_t kBytes = 1;
+  static constexpr float kFactor = 1;
+  HWY_INLINE static Floats Load(const void* at) {
+    const hn::Rebind<uint8_t, FloatTag> d8;
+    const hn::Rebind<uint16_t, FloatTag> d16;
+    return FromFp16Bits(hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, static_cast<const uint8_t*>(at)))));
+  }
+};
+struct Fp32Source {
+  static constexpr uint32_t kBytes = 4;
+  static constexpr float kFactor = 1;
+  HWY_INLINE static Floats Load(const void* at) {
+    return hn::LoadU(FloatTag(), static_cast<const float*>(at));
+  }
+};
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
