@@ -1,4 +1,4 @@
-// kv8 to rows of fp16, BF16 or FP32. Compiled once per target.
+// kv8 to rows of a destination. Compiled once per target.
 
 #if defined(KVTIER_KERNELS_SIMD_KV8_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTIER_KERNELS_SIMD_KV8_DECODE_INL_H_
@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/dequantize_kv8.h"
+#include "kernels/simd/rotate-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
 #include "kernels/simd/target_vectors-inl.h"
 
@@ -41,13 +42,27 @@ struct VRow {
   const uint8_t* codes;
   float scale;
 
-  HWY_INLINE Floats At(size_t channel) const {
+  HWY_INLINE Floats Value(size_t channel) const {
     const FloatTag df;
     const Floats number = E4m3Source::Load(codes + channel);
     const auto is_nan = hn::Gt(hn::Abs(number), hn::Set(df, kE4m3Max / E4m3Source::kFactor));
     const Floats value = hn::Mul(number, hn::Set(df, scale * E4m3Source::kFactor));
-    return ClampVector(hn::IfThenElse(is_nan, hn::NaN(df), value));
+    return hn::IfThenElse(is_nan, hn::NaN(df), value);
   }
+  HWY_INLINE Floats At(size_t channel) const { return ClampVector(Value(channel)); }
+};
+
+/// A row of V in rotated form.
+class RotatedVRow {
+ public:
+  RotatedVRow(const VRow& row, uint32_t dim) {
+    for (uint32_t c = 0; c < dim; c += kFloats) hn::StoreU(row.Value(c), FloatTag(), values_ + c);
+    RotateRow(values_, dim);
+  }
+  HWY_INLINE Floats At(size_t channel) const { return ClampVector(hn::LoadU(FloatTag(), values_ + channel)); }
+
+ private:
+  alignas(64) float values_[kMaxHeadDim];
 };
 
 }  // namespace kvtier::HWY_NAMESPACE

@@ -87,6 +87,7 @@ Kv8LayerErrors EncodeKv8(const QuantizeKv8Args& args) {
 
 void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scratch) {
   const BlockShape& s = args.shape;
+  const KvLayerView& out = args.out;
   const FloatTag df;
   for (uint32_t c = 0; c < s.k_dim; c += kFloats) {
     const size_t at = 2 * (size_t{head} * s.k_dim + c);
@@ -95,31 +96,28 @@ void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scr
   }
   for (uint32_t token = 0; token < s.tokens; ++token) {
     const size_t row = size_t{head} * s.tokens + token, raw_row = size_t{head} * s.nraw + token;
-    const int64_t target = args.out.Row(head, token);
+    std::byte* target = out.k + out.Row(head, token);
     if (token < s.nraw) {
-      internal::StoreRawChannels(args.in.k_raw + 2 * raw_row * s.k_dim, s.k_dim, args.out, 1,
-                                 args.out.k + target);
+      internal::StoreRawChannels(args.in.k_raw + 2 * raw_row * s.k_dim, s.k_dim, out, out.scales.k, target);
       continue;
     }
     const KRow k = {
         .codes = args.in.k_codes + row * s.k_dim, .scale = scratch.scale, .minimum = scratch.minimum};
-    WithTarget(args.out.dtype, args.out.scales.k, [&](const auto& to) HWY_ATTR {
-      StoreRow(to, k, s.k_dim, args.out.k + target, args.out.stores);
-    });
+    StoreRow(k, s.k_dim, out, out.scales.k, target);
   }
   for (uint32_t token = 0; token < s.tokens; ++token) {
     const size_t row = size_t{head} * s.tokens + token, raw_row = size_t{head} * s.nraw + token;
-    const int64_t target = args.out.Row(head, token);
+    std::byte* target = out.v + out.Row(head, token);
     if (token < s.nraw) {
-      internal::StoreRawVRow(args.in.v_raw + 2 * raw_row * s.v_dim, s.v_dim, args.out, args.out.v + target);
-    } else if (args.out.v_form == VForm::kRotated) {
-      internal::DequantizeKv8VRow(args, head, token);
+      internal::StoreRawVRow(args.in.v_raw + 2 * raw_row * s.v_dim, s.v_dim, out, target);
+      continue;
+    }
+    const VRow v = {.codes = args.in.v_codes + row * s.v_dim,
+                    .scale = Fp32FromFp16(Load16(args.in.v_scale + 2 * row))};
+    if (out.v_form == VForm::kRotated) {
+      StoreRow(RotatedVRow(v, s.v_dim), s.v_dim, out, out.scales.v, target);
     } else {
-      const VRow v = {.codes = args.in.v_codes + row * s.v_dim,
-                      .scale = Fp32FromFp16(Load16(args.in.v_scale + 2 * row))};
-      WithTarget(args.out.dtype, args.out.scales.v, [&](const auto& to) HWY_ATTR {
-        StoreRow(to, v, s.v_dim, args.out.v + target, args.out.stores);
-      });
+      StoreRow(v, s.v_dim, out, out.scales.v, target);
     }
   }
 }
@@ -139,7 +137,7 @@ Kv8LayerErrors QuantizeKv8Layer(const QuantizeKv8Args& args) {
 
 void DequantizeKv8Layer(const DequantizeKv8Args& args) {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  if (!IsFp8(args.out.dtype) && args.out.channel_stride == DTypeBytes(args.out.dtype)) {
+  if (args.out.channel_stride == DTypeBytes(args.out.dtype)) {
     Kv8Scratch scratch;
     for (uint32_t head = 0; head < args.shape.kv_heads; ++head) DecodeKv8Head(args, head, scratch);
     if (args.out.stores == Stores::kStreaming) hwy::FlushStream();

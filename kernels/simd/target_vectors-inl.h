@@ -168,6 +168,14 @@ HWY_INLINE void StoreRow(const Target& to, const Row& row, size_t n, std::byte* 
   for (; i < n; i += kFloats) hn::StoreU(to.One(row.At(i)), hn::Rebind<Element, FloatTag>(), elements + i);
 }
 
+/// The same to a row of a view, whose channels adjoin.
+template <class Row>
+HWY_INLINE void StoreRow(const Row& row, uint32_t dim, const KvLayerView& view, float scale,
+                         std::byte* target) {
+  WithTarget(view.dtype, scale,
+             [&](const auto& to) HWY_ATTR { StoreRow(to, row, dim, target, view.stores); });
+}
+
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

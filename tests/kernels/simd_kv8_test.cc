@@ -127,6 +127,7 @@ class SimdKv8Test : public SimdLevelTest {
       out.token_stride = row;
       out.head_stride = row * s.tokens;
       out.dtype = dtype;
+      out.scales = {.k = 0.37f, .v = 3};
       out.v_form = form;
       out.stores = stores;
       return out;
@@ -138,7 +139,7 @@ class SimdKv8Test : public SimdLevelTest {
         << "dtype " << int(dtype) << ", form " << int(form) << ", stores " << int(stores);
   }
   static void ExpectSameDecodings(const BlockShape& s, const Layer& layer) {
-    for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32, DType::kE4m3})
+    for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32, DType::kE4m3, DType::kE5m2})
       for (const VForm form : {VForm::kPlain, VForm::kRotated})
         for (const Stores stores : {Stores::kCached, Stores::kStreaming})
           ExpectSameDecoding(s, layer, dtype, form, stores);
