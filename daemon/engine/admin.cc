@@ -5,12 +5,29 @@
 
 namespace kvtier {
 
+namespace {
+
+std::string MediumText(const TierOptions& tier) {
+  if (!tier.description.empty()) return tier.description;
+  switch (tier.kind) {
+    case MediumKind::kHost:
+      return "host";
+    case MediumKind::kCxl:
+      return "cxl";
+    case MediumKind::kNvme:
+      return "nvme";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
 bool EngineImpl::Handle(Stats& c) {
   StatsReply reply;
   for (const Tier& tier : ladder_.tiers()) {
     TierStats& stats = reply.tiers.emplace_back();
     stats.name = tier.options.name;
-    stats.medium = tier.host() ? "host" : "nvme";
+    stats.medium = MediumText(tier.options);
     stats.codec = FindCodec(tier.options.codec)->name;
     stats.capacity_bytes = tier.options.capacity_bytes;
     stats.used_bytes = tier.used_bytes();

@@ -60,7 +60,7 @@ void EngineImpl::FinishDemotion(const Transfer& transfer, const Status& status) 
   Tier& tier = ladder_.at(*transfer.from);
   --tier.demotions_in_flight;
   tier.leaving_bytes -= transfer.source_class.slot_bytes;
-  bool wanted = !tier.draining.empty();
+  bool wanted = !tier.draining.empty() || tier.draining_segment.has_value();
   if (tier.host()) {
     SlotQueue& queue = ladder_.QueueOf(tier, transfer.source_class);
     --queue.frees_coming;

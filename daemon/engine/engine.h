@@ -11,16 +11,18 @@
 
 namespace kvtier {
 
-enum class MediumKind : uint8_t { kHost, kNvme };
+enum class MediumKind : uint8_t { kHost, kCxl, kNvme };
 
 struct TierOptions {
-  std::string name;  ///< "hot", "warm", "cold"
+  std::string name;  ///< "hot", "warm", "cxl", "cold"
   MediumKind kind = MediumKind::kHost;
   uint64_t capacity_bytes = 0;
   CodecId codec = CodecId::kRaw16;              ///< what a block becomes when it comes here
   double high_watermark = 0.95;                 ///< background demotion starts above, of capacity
   double low_watermark = 0.90;                  ///< and stops below
-  uint64_t segment_bytes = uint64_t{64} << 20;  ///< nvme only
+  uint64_t segment_bytes = uint64_t{64} << 20;  ///< cold tiers only, as is all below but the medium
+  bool persistent = true;                       ///< a commit survives a power cut
+  std::string description;                      ///< of the medium, for people; empty: its kind
   Medium* medium = nullptr;
 };
 

@@ -19,11 +19,11 @@ Status CheckTier(const TierOptions& tier) {
   if (!(tier.low_watermark > 0 && tier.low_watermark <= tier.high_watermark && tier.high_watermark <= 1)) {
     return Invalid(name + "watermarks must be 0 < low <= high <= 1");
   }
-  if (tier.kind != MediumKind::kNvme) return Status::Ok();
+  if (tier.kind == MediumKind::kHost) return Status::Ok();
   if (tier.segment_bytes < 2 * kSlotAlign || tier.segment_bytes % kSlotAlign != 0) {
     return Invalid(name + "segment size must be a multiple of 4096, at least 8192");
   }
-  if (ColdSegmentLimit(tier.capacity_bytes, tier.segment_bytes) < 2) {
+  if (SegmentLimitOf(tier) < 2) {
     return Invalid(name + "capacity is below two segments");
   }
   return Status::Ok();

@@ -169,7 +169,9 @@ class EngineImpl final : public Engine {
   Target TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to, Purpose purpose,
                    Precision least) const;
   bool CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from, Purpose purpose) const;
+  /// The highest tier that keeps what is durable.
   std::optional<TierId> PersistentTier() const;
+  bool HasColdTier() const;
   TierId BestSource(const Entry& entry) const;
 
   // space_host.cc, space_cold.cc, demotion.cc
@@ -192,6 +194,9 @@ class EngineImpl final : public Engine {
   void OnArenaDestroyed(const PendingJob& job);
   void PumpCold(Tier& tier);
   bool RecycleSegment(Tier& tier);
+  bool DrainSegment(Tier& tier);
+  bool StandsIn(const Tier& tier, uint32_t segment, const SegmentAllocator::Record& record) const;
+  void OrderRecycle(Tier& tier, uint32_t segment);
   void OnRecycled(const PendingJob& job, const Status& status);
   void FlushErases(Tier& tier);
   void FailWaiting(std::deque<TransferId>& waiting);

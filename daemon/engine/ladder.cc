@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tiers/base/check.h"
+#include "tiers/cxl_format.h"
 
 namespace kvtier {
 namespace {
@@ -18,6 +19,11 @@ constexpr uint64_t kOddSizeSteps = 4;
 
 }  // namespace
 
+uint32_t SegmentLimitOf(const TierOptions& tier) {
+  return tier.kind == MediumKind::kCxl ? CxlSegmentLimit(tier.capacity_bytes, tier.segment_bytes)
+                                       : ColdSegmentLimit(tier.capacity_bytes, tier.segment_bytes);
+}
+
 Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTable& models, Metrics& metrics)
     : table_(table), models_(models) {
   for (size_t i = 0; i < tiers.size(); ++i) {
@@ -29,8 +35,8 @@ Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTa
     if (tiers[i].kind == MediumKind::kHost) {
       tier.arenas = std::make_unique<ArenaAllocator>(tier.id, tiers[i].capacity_bytes);
     } else {
-      tier.segments = std::make_unique<SegmentAllocator>(
-          tier.id, tiers[i].segment_bytes, ColdSegmentLimit(tiers[i].capacity_bytes, tiers[i].segment_bytes));
+      tier.segments =
+          std::make_unique<SegmentAllocator>(tier.id, tiers[i].segment_bytes, SegmentLimitOf(tiers[i]));
       tier.order = MakeEvictionPolicy("lru").value();
     }
   }

@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "daemon/engine/block_table.h"
@@ -14,6 +15,9 @@
 #include "tiers/segment_allocator.h"
 
 namespace kvtier {
+
+/// Segments that a cold tier has room for.
+uint32_t SegmentLimitOf(const TierOptions& tier);
 
 enum class PinKind : uint8_t { kLease, kJob };
 
@@ -54,6 +58,7 @@ struct Tier {
   std::vector<ColdRecord> to_erase;  ///< places given up since the last erase job
   Circuit circuit;
   uint32_t recycles_in_flight = 0;
+  std::optional<uint32_t> draining_segment;  ///< its blocks move to a lower tier, then it is recycled
 
   bool host() const { return arenas != nullptr; }
   uint64_t used_bytes() const { return host() ? arenas->used_bytes() : segments->live_bytes(); }

@@ -263,7 +263,9 @@ void EngineImpl::RemoveSuperseded(EntryId by, const std::vector<Key>& keys) {
 void EngineImpl::StartPersist(PutOp& op, uint32_t index, EntryId id) {
   const TierId tier = *PersistentTier();
   const Entry& entry = table_.at(id);
-  if (entry.Has(tier.value)) return;  // durable already
+  for (const Tier& one : ladder_.tiers()) {
+    if (!one.host() && one.options.persistent && entry.Has(one.id.value)) return;  // durable already
+  }
   PutOp::Block& block = op.blocks[index];
   const Waiter waiter{Waiter::Kind::kDurable, op.id, index};
   const Copy& copy = entry.copies[tier.value];

@@ -43,7 +43,8 @@ void EngineImpl::RecoverBlock(Tier& tier, const ColdRecord& record) {
   const Model* model = models_.Find(identity.name_space);
   const bool fits = model != nullptr && FindCodec(record.codec) != nullptr &&
                     identity.shape == ShapeOf(model->spec, identity.first_position, identity.shape.tokens) &&
-                    identity.first_position % model->spec.tokens_per_block == 0;
+                    identity.first_position % model->spec.tokens_per_block == 0 &&
+                    FindCodec(record.codec)->precision >= record.meta.floor;
   if (!fits) {
     metrics_.namespace_mismatches.Add();
     return;
@@ -62,8 +63,20 @@ void EngineImpl::RecoverBlock(Tier& tier, const ColdRecord& record) {
     entry.is_tail = record.meta.is_tail;
     entry.floor = record.meta.floor;
   }
-  const Copy& known = table_.at(id).copies[tier.id.value];
-  if (table_.at(id).model != model->id) return;
+  const Entry& entry = table_.at(id);
+  const Copy& known = entry.copies[tier.id.value];
+  if (entry.model != model->id) return;
+  // A higher cold tier told first what the block is. What another one kept from an earlier put of the key
+  // goes.
+  const bool same_put = entry.parent == record.meta.parent &&
+                        entry.first_position == identity.first_position &&
+                        entry.tokens == identity.shape.tokens && entry.is_tail == record.meta.is_tail &&
+                        FindCodec(record.codec)->precision >= entry.floor;
+  if (!same_put) {
+    metrics_.cold_recovery_dropped.Add();
+    tier.to_erase.push_back(record);
+    return;
+  }
   if (known.state == CopyState::kPresent) {
     // Two records of one block: the later write is the one that was meant to stay.
     const bool newer =

@@ -118,7 +118,7 @@ bool EngineImpl::Handle(RegisterModel& c) {
 
 void EngineImpl::PersistModel(ModelId id) {
   Model& model = models_.at(id);
-  if (model.persisted || !PersistentTier()) return;
+  if (model.persisted || !HasColdTier()) return;
   model.persisted = true;
   EnqueueCold({.kind = PendingJob::Kind::kPutModel, .model = id},
               PutModelJob{.model = {.name_space = model.name_space,

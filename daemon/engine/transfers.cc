@@ -59,9 +59,14 @@ bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<Tie
 
 std::optional<TierId> EngineImpl::PersistentTier() const {
   for (const Tier& tier : ladder_.tiers()) {
-    if (!tier.host()) return tier.id;
+    if (!tier.host() && tier.options.persistent) return tier.id;
   }
   return std::nullopt;
+}
+
+bool EngineImpl::HasColdTier() const {
+  return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(),
+                     [](const Tier& tier) { return !tier.host(); });
 }
 
 TierId EngineImpl::BestSource(const Entry& entry) const {

@@ -83,7 +83,7 @@ void EngineHarness::Restart() {
   published.clear();
   std::vector<ColdRecovery> recovery;
   for (size_t i = 0; i < options_.tiers.size(); ++i) {
-    const bool cold = options_.tiers[i].kind == MediumKind::kNvme;
+    const bool cold = options_.tiers[i].kind != MediumKind::kHost;
     recovery.push_back(cold ? fake_.Recovery(TierId{static_cast<uint8_t>(i)}) : ColdRecovery{});
   }
   fake_.ForgetArenas();
@@ -92,7 +92,7 @@ void EngineHarness::Restart() {
 
 bool EngineHarness::has_cold() const {
   for (const TierOptions& tier : options_.tiers) {
-    if (tier.kind == MediumKind::kNvme) return true;
+    if (tier.kind != MediumKind::kHost) return true;
   }
   return false;
 }
