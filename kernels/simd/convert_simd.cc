@@ -157,5 +157,12 @@ bool FitsFp16Simd(DType dtype, float scale, const std::byte* source, size_t n) {
   return internal::FitsFp16(dtype, scale, HWY_DYNAMIC_DISPATCH(LargestMagnitudeOf)(dtype, source, n));
 }
 
+std::unique_ptr<std::byte[]> WidenFp8(const BlockShape& shape, const std::byte* raw) {
+  const uint64_t n = RawLayerBytes(shape);
+  auto widened = std::make_unique_for_overwrite<std::byte[]>(n * sizeof(uint16_t));
+  ConvertSimd({.from = shape.dtype, .to = DType::kFp16}, raw, n, widened.get(), Stores::kCached);
+  return widened;
+}
+
 }  // namespace kvtier
 #endif

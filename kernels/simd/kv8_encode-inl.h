@@ -1,4 +1,4 @@
-// kv8 from fp16 or BF16: errors and K; V is in kv8_encode_v-inl.h. Compiled once per target.
+// kv8 from elements of 16 bits: errors and K; V is in kv8_encode_v-inl.h. Compiled once per target.
 
 #if defined(KVTIER_KERNELS_SIMD_KV8_ENCODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTIER_KERNELS_SIMD_KV8_ENCODE_INL_H_
@@ -56,7 +56,7 @@ HWY_INLINE void StoreBytes(const Int32s (&codes)[vectors], uint8_t* target) {
   }
 }
 
-template <class Source, bool kClamps>
+template <bool kClamps>
 HWY_INLINE Int32s QuantizeKv8K(Floats x, const KChannels& channels, Kv8ErrorVectors& errors) {
   const FloatTag df;
   const auto above_minimum = hn::Sub(x, channels.minimum);
@@ -75,8 +75,8 @@ HWY_INLINE Int32s QuantizeKv8K(Floats x, const KChannels& channels, Kv8ErrorVect
 
 /// `vectors` vectors of channels from `channel` on, all rows.
 template <class Source, bool kClamps, uint32_t vectors>
-inline void QuantizeKv8Columns(const KHead& head, uint32_t channel, const QuantizeScratch& ranges,
-                               Kv8ErrorVectors& errors) {
+inline void QuantizeKv8Columns(const Source& elements, const KHead& head, uint32_t channel,
+                               const QuantizeScratch& ranges, Kv8ErrorVectors& errors) {
   KChannels channels[vectors];
   for (uint32_t i = 0; i < vectors; ++i) channels[i] = KChannels(ranges, channel + i * kFloats);
   Kv8ErrorVectors sums = errors;
@@ -87,20 +87,20 @@ inline void QuantizeKv8Columns(const KHead& head, uint32_t channel, const Quanti
     hwy::Prefetch(head.high + size_t{row + kRowsAhead} * head.dim + channel);
     Int32s codes[vectors];
     for (uint32_t i = 0; i < vectors; ++i)
-      codes[i] = QuantizeKv8K<Source, kClamps>(Source::Load(at + 2 * i * kFloats), channels[i], sums);
+      codes[i] = QuantizeKv8K<kClamps>(elements.Load(at + 2 * i * kFloats), channels[i], sums);
     StoreBytes(codes, head.high + size_t{row} * head.dim + channel);
   }
   errors = sums;
 }
 
 template <class Source, bool kClamps>
-inline Kv8RowErrors QuantizeKv8K(const KHead& head, const QuantizeScratch& ranges) {
+inline Kv8RowErrors QuantizeKv8K(const Source& elements, const KHead& head, const QuantizeScratch& ranges) {
   Kv8ErrorVectors errors;
   uint32_t channel = 0;
   for (; channel + 4 * kFloats <= head.dim; channel += 4 * kFloats)
-    QuantizeKv8Columns<Source, kClamps, 4>(head, channel, ranges, errors);
+    QuantizeKv8Columns<Source, kClamps, 4>(elements, head, channel, ranges, errors);
   for (; channel < head.dim; channel += kFloats)
-    QuantizeKv8Columns<Source, kClamps, 1>(head, channel, ranges, errors);
+    QuantizeKv8Columns<Source, kClamps, 1>(elements, head, channel, ranges, errors);
   return errors.Sum();
 }
 

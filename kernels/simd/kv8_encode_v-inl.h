@@ -1,4 +1,4 @@
-// V of kv8 from fp16 or BF16. Compiled once per target.
+// V of kv8 from elements of 16 bits. Compiled once per target.
 
 #if defined(KVTIER_KERNELS_SIMD_KV8_ENCODE_V_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTIER_KERNELS_SIMD_KV8_ENCODE_V_INL_H_
@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/simd/kv8_encode-inl.h"
 
@@ -68,13 +69,14 @@ struct Kv8VScales {
 
 /// Scales up16(largest / 448).
 template <class Source>
-HWY_INLINE void FindKv8Scales(const uint16_t (&largest)[Kv8VScales::kRows], Kv8VScales& scales) {
+HWY_INLINE void FindKv8Scales(const Source& elements, const uint16_t (&largest)[Kv8VScales::kRows],
+                              Kv8VScales& scales) {
   const FloatTag df;
   const hn::Rebind<uint16_t, FloatTag> d16;
   const auto one = hn::Set(df, 1.0f);
   scales.clamps = false;
   for (uint32_t i = 0; i < Kv8VScales::kRows; i += kFloats) {
-    const auto wanted = hn::Div(Source::Load(largest + i), hn::Set(df, kE4m3Max));
+    const auto wanted = hn::Div(elements.Load(largest + i), hn::Set(df, kE4m3Max));
     const auto nearest = Fp16Bits(wanted);
     const auto one_up = FromFp16Bits(hn::Add(nearest, hn::Set(d16, uint16_t{1})));
     const auto stored = hn::IfThenElse(hn::Lt(FromFp16Bits(nearest), wanted), one_up, FromFp16Bits(nearest));
@@ -91,13 +93,14 @@ HWY_INLINE void FindKv8Scales(const uint16_t (&largest)[Kv8VScales::kRows], Kv8V
 
 /// Scales of `rows` rows from row `first` on.
 template <class Source>
-inline void FindKv8Scales(const Kv8VHead& head, uint32_t first, uint32_t rows, Kv8VScales& scales) {
+inline void FindKv8Scales(const Source& elements, const Kv8VHead& head, uint32_t first, uint32_t rows,
+                          Kv8VScales& scales) {
   uint16_t largest[Kv8VScales::kRows] = {};
   for (uint32_t row = 0; row < rows; ++row) {
     const std::byte* source = head.source + 2 * size_t{first + row} * head.dim;
     largest[row] = static_cast<uint16_t>(0x7fff - LeastBelowLargest(source, head.dim));
   }
-  FindKv8Scales<Source>(largest, scales);
+  FindKv8Scales(elements, largest, scales);
   memcpy(head.scale + 2 * first, scales.bits, 2 * rows);
 }
 
@@ -113,23 +116,28 @@ HWY_INLINE Floats MagnitudeAtLeast(Floats v, Floats least) {
 /// What the numbers of one row of V are divided by.
 struct Kv8VDivisor {
   Floats scale, inverse, inverse_rest;
+  Floats divisor;  ///< scale, or 1 where that is 0
 
   Kv8VDivisor(const Kv8VScales& scales, uint32_t row)
       : scale(hn::Set(FloatTag(), scales.scale[row])),
         inverse(hn::Set(FloatTag(), scales.inverse[row])),
-        inverse_rest(hn::Set(FloatTag(), scales.inverse_rest[row])) {}
+        inverse_rest(hn::Set(FloatTag(), scales.inverse_rest[row])),
+        divisor(hn::Set(FloatTag(), scales.bits[row] == 0 ? 1.0f : scales.scale[row])) {}
 
   /// x / scale, rounded to E4M3 times 2^-8 (zeros lose their sign). The scale leaves nothing above 448.
-  ///   The quotient is what a division would give wherever it matters. x has at most 11 significant bits, as
+  ///   The quotient is what a division would give wherever it matters, and one where x was multiplied by a
+  ///   scale of its own before. Otherwise x has at most 11 significant bits, as
   ///   scale has: so a quotient is a tie of E4M3 or a power of two (then it comes out exact, since it is off
   ///   by less than 2^-34 of itself before its only rounding), or at least 2^-16 of itself away from one.
   ///   One addition rounds it: in the binade of 2^20 times its own the last place of a float is three bits
   ///   below its leading one, and never below 2^-17. In the case of a tie, what it is added to is even there.
   ///   The sum stays in that binade for both signs (1.5: see RoundFiniteToFp16), but for powers of two, which
   ///   are exact.
+  template <class Source>
   HWY_INLINE Floats DivideToE4m3(Floats x) const {
     const FloatTag df;
-    const auto quotient = hn::MulAdd(x, inverse_rest, hn::Mul(x, inverse));
+    constexpr bool kIsScaled = std::is_same_v<Source, ScaledFp16Source>;
+    const auto quotient = kIsScaled ? hn::Div(x, divisor) : hn::MulAdd(x, inverse_rest, hn::Mul(x, inverse));
     const auto magnitude = MagnitudeAtLeast(quotient, hn::Set(df, 1.5f / 16384));
     const auto binades_up = hn::Set(df, 1048576.0f);  // 2^20
     return hn::NegMulAdd(magnitude, binades_up, hn::MulAdd(magnitude, binades_up, quotient));
@@ -138,12 +146,12 @@ struct Kv8VDivisor {
 
 /// One row of numbers, as fp16 that are E4M3 numbers times 2^-8.
 template <class Source, bool kClamps>
-HWY_INLINE void RoundToE4m3(const std::byte* source, uint32_t dim, const Kv8VDivisor& divisor,
-                            uint16_t* rounded, Kv8ErrorVectors& errors) {
+HWY_INLINE void RoundToE4m3(const Source& elements, const std::byte* source, uint32_t dim,
+                            const Kv8VDivisor& divisor, uint16_t* rounded, Kv8ErrorVectors& errors) {
   const hn::Rebind<uint16_t, FloatTag> d16;
   for (uint32_t c = 0; c < dim; c += kFloats) {
-    const auto x = Source::Load(source + 2 * c);
-    const auto number = divisor.DivideToE4m3(x);
+    const auto x = elements.Load(source + 2 * c);
+    const auto number = divisor.template DivideToE4m3<Source>(x);
     if constexpr (kClamps) {
       errors.Add(x, hn::Sub(x, ClampToFp16Range(hn::Mul(number, divisor.scale))));
     } else {
@@ -181,8 +189,9 @@ HWY_INLINE void StoreE4m3Codes(const uint16_t* rounded, const std::byte* source,
 }
 
 template <class Source, bool kClamps>
-HWY_NOINLINE void QuantizeKv8VRows(const Kv8VHead& head, uint32_t first, uint32_t rows,
-                                   const Kv8VScales& scales, uint16_t* rounded, Kv8ErrorVectors& errors) {
+HWY_NOINLINE void QuantizeKv8VRows(const Source& elements, const Kv8VHead& head, uint32_t first,
+                                   uint32_t rows, const Kv8VScales& scales, uint16_t* rounded,
+                                   Kv8ErrorVectors& errors) {
   Kv8ErrorVectors sums = errors;
   const size_t start = size_t{first} * head.dim;
   for (uint32_t row = 0; row < rows; ++row) {
@@ -192,7 +201,7 @@ HWY_NOINLINE void QuantizeKv8VRows(const Kv8VHead& head, uint32_t first, uint32_
       PrefetchNext(head.next + 2 * (at + c));
       PrefetchNext(head.next + 2 * (at + c) + 64);
     }
-    RoundToE4m3<Source, kClamps>(head.source + 2 * at, head.dim, Kv8VDivisor(scales, row),
+    RoundToE4m3<Source, kClamps>(elements, head.source + 2 * at, head.dim, Kv8VDivisor(scales, row),
                                  rounded + size_t{row} * head.dim, sums);
   }
   StoreE4m3Codes(rounded, head.source + 2 * start, rows * head.dim, head.codes + start);
@@ -205,7 +214,7 @@ HWY_NOINLINE void QuantizeKv8VRows(const Kv8VHead& head, uint32_t first, uint32_
 /// Sixteen rows at a time. Their scales are found while those before are divided: a long way of few
 /// instructions.
 template <class Source>
-inline Kv8RowErrors QuantizeKv8V(const Kv8VHead& head) {
+inline Kv8RowErrors QuantizeKv8V(const Source& elements, const Kv8VHead& head) {
   constexpr uint32_t kRows = Kv8VScales::kRows;
   alignas(64) uint16_t rounded[kRows * kMaxHeadDim];
   Kv8VScales scales[2];
@@ -213,15 +222,15 @@ inline Kv8RowErrors QuantizeKv8V(const Kv8VHead& head) {
   const auto rows_from = [&](uint32_t first) {
     return head.rows - first < kRows ? head.rows - first : kRows;
   };
-  FindKv8Scales<Source>(head, 0, rows_from(0), scales[0]);
+  FindKv8Scales(elements, head, 0, rows_from(0), scales[0]);
   for (uint32_t first = 0; first < head.rows; first += kRows) {
     const Kv8VScales& own = scales[first / kRows % 2];
     const uint32_t next = first + kRows;
-    if (next < head.rows) FindKv8Scales<Source>(head, next, rows_from(next), scales[next / kRows % 2]);
+    if (next < head.rows) FindKv8Scales(elements, head, next, rows_from(next), scales[next / kRows % 2]);
     if (own.clamps) {
-      QuantizeKv8VRows<Source, true>(head, first, rows_from(first), own, rounded, errors);
+      QuantizeKv8VRows<Source, true>(elements, head, first, rows_from(first), own, rounded, errors);
     } else {
-      QuantizeKv8VRows<Source, false>(head, first, rows_from(first), own, rounded, errors);
+      QuantizeKv8VRows<Source, false>(elements, head, first, rows_from(first), own, rounded, errors);
     }
   }
   return errors.Sum();

@@ -10,8 +10,10 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include <memory>
 #include <vector>
 
+#include "kernels/simd/convert_simd.h"
 #include "kernels/team.h"
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/kv8_decode-inl.h"
@@ -36,52 +38,63 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
+/// A layer in elements of 16 bits, and how they are read.
+template <class Source>
+struct Kv8Source {
+  SourceRows rows;
+  Source k, v;
+};
+
 /// Encodes one head and adds its errors.
-template <DType dtype, class Source>
-void EncodeKv8Head(const QuantizeKv8Args& args, uint32_t head, KScratch& scratch, Kv8LayerErrors& errors) {
+template <class Source>
+void EncodeKv8Head(const QuantizeKv8Args& args, const Kv8Source<Source>& source, uint32_t head,
+                   KScratch& scratch, Kv8LayerErrors& errors) {
+  const SourceRows& rows_in = source.rows;
   const BlockShape& s = args.source.shape;
   const size_t first_row = size_t{head} * s.tokens, channels = 2 * size_t{head} * s.k_dim;
   const uint32_t rows = uint32_t{s.tokens} - s.nraw;
   for (uint32_t token = 0; token < s.nraw; ++token) {
     const size_t row = first_row + token, raw_row = size_t{head} * s.nraw + token;
-    Add(internal::StoreKv8RawRow(args.source.K(head, token), dtype, 1, s.k_dim,
+    Add(internal::StoreKv8RawRow(args.source.K(head, token), s.dtype, args.source.scales.k, s.k_dim,
                                  args.out.k_raw + 2 * raw_row * s.k_dim, args.out.k_codes + row * s.k_dim),
         errors.k);
-    Add(internal::StoreKv8RawRow(args.source.V(head, token), dtype, 1, s.v_dim,
+    Add(internal::StoreKv8RawRow(args.source.V(head, token), s.dtype, args.source.scales.v, s.v_dim,
                                  args.out.v_raw + 2 * raw_row * s.v_dim, args.out.v_codes + row * s.v_dim),
         errors.v);
     Store16(args.out.v_scale + 2 * row, 0);
   }
-  const KHead k = {.source = args.source.K(head, s.nraw),
+  const KHead k = {.source = rows_in.K(head, s.nraw),
                    .rows = rows,
                    .dim = s.k_dim,
                    .high = args.out.k_codes + (first_row + s.nraw) * s.k_dim,
                    .low = nullptr,
-                   .next = args.source.V(head, s.nraw)};
+                   .next = rows_in.V(head, s.nraw)};
   FindRanges(k, scratch);
-  FinishRanges<Source>(s.k_dim, internal::kKv8KSteps, args.out.k_scale + channels, args.out.k_min + channels,
-                       scratch);
+  FinishRanges(source.k, s.k_dim, internal::kKv8KSteps, args.out.k_scale + channels,
+               args.out.k_min + channels, scratch);
   bool clamps = false;
   for (const bool tile_clamps : scratch.clamps) clamps |= tile_clamps;
-  Add(clamps ? QuantizeKv8K<Source, true>(k, scratch.ranges) : QuantizeKv8K<Source, false>(k, scratch.ranges),
+  Add(clamps ? QuantizeKv8K<Source, true>(source.k, k, scratch.ranges)
+             : QuantizeKv8K<Source, false>(source.k, k, scratch.ranges),
       errors.k);
   const bool is_last = head + 1u == s.kv_heads;
-  const Kv8VHead v = {.source = args.source.V(head, s.nraw),
-                      .rows = rows,
-                      .dim = s.v_dim,
-                      .scale = args.out.v_scale + 2 * (first_row + s.nraw),
-                      .codes = args.out.v_codes + (first_row + s.nraw) * s.v_dim,
-                      .next = is_last ? args.source.raw + RawLayerBytes(s) : args.source.K(head + 1, s.nraw)};
-  Add(QuantizeKv8V<Source>(v), errors.v);
+  const Kv8VHead v = {
+      .source = rows_in.V(head, s.nraw),
+      .rows = rows,
+      .dim = s.v_dim,
+      .scale = args.out.v_scale + 2 * (first_row + s.nraw),
+      .codes = args.out.v_codes + (first_row + s.nraw) * s.v_dim,
+      .next = is_last ? rows_in.raw + RawLayerBytes(rows_in.shape) : rows_in.K(head + 1, s.nraw)};
+  Add(QuantizeKv8V(source.v, v), errors.v);
 }
 
-template <DType dtype, class Source>
-Kv8LayerErrors EncodeKv8(const QuantizeKv8Args& args) {
+template <class Source>
+Kv8LayerErrors EncodeKv8(const QuantizeKv8Args& args, const Kv8Source<Source>& source) {
   KScratch scratch;
   for (float& step : scratch.ranges.low_step) step = 0;
   Kv8LayerErrors errors;
   for (uint32_t head = 0; head < args.source.shape.kv_heads; ++head)
-    EncodeKv8Head<dtype, Source>(args, head, scratch, errors);
+    EncodeKv8Head(args, source, head, scratch, errors);
   return errors;
 }
 
@@ -128,8 +141,15 @@ Kv8LayerErrors QuantizeKv8Layer(const QuantizeKv8Args& args) {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   const BlockShape& shape = args.source.shape;
   if (shape.tokens > shape.nraw) {
-    if (shape.dtype == DType::kFp16) return EncodeKv8<DType::kFp16, Fp16Source>(args);
-    if (shape.dtype == DType::kBf16) return EncodeKv8<DType::kBf16, Bf16Source>(args);
+    const SourceRows& rows = args.source;
+    if (shape.dtype == DType::kFp16) return EncodeKv8(args, Kv8Source<Fp16Source>{rows, {}, {}});
+    if (shape.dtype == DType::kBf16) return EncodeKv8(args, Kv8Source<Bf16Source>{rows, {}, {}});
+    if (HasUsualScales(rows.scales)) {
+      const std::unique_ptr<std::byte[]> raw = WidenFp8(shape, rows.raw);
+      SourceRows widened = {.shape = shape, .raw = raw.get(), .scales = rows.scales};
+      widened.shape.dtype = DType::kFp16;
+      return EncodeKv8(args, Kv8Source<ScaledFp16Source>{widened, {rows.scales.k}, {rows.scales.v}});
+    }
   }
 #endif
   return QuantizeKv8Portably(args);

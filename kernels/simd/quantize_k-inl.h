@@ -81,13 +81,14 @@ inline void FindRanges(const KHead& head, KScratch& scratch) {
 
 /// From smallest and largest to the stored (scale, minimum) and what codes in 0..steps are computed with.
 template <class Source>
-inline void FinishRanges(uint32_t dim, float steps, uint8_t* k_scale, uint8_t* k_min, KScratch& scratch) {
+inline void FinishRanges(const Source& elements, uint32_t dim, float steps, uint8_t* k_scale, uint8_t* k_min,
+                         KScratch& scratch) {
   const FloatTag df;
   const hn::Rebind<uint16_t, FloatTag> d16;
   const auto zero = hn::Zero(df);
   for (bool& clamps : scratch.clamps) clamps = false;
   for (uint32_t c = 0; c < dim; c += kFloats) {
-    const auto low = Source::Load(scratch.low + c), high = Source::Load(scratch.high + c);
+    const auto low = elements.Load(scratch.low + c), high = elements.Load(scratch.high + c);
     // A zero is stored as +0.
     const auto min_rounded = Fp16Bits(low);
     const auto min_bits =
@@ -217,7 +218,8 @@ HWY_INLINE Int32s QuantizeK(Floats x, const KChannels& channels, ErrorVectors& e
 
 /// One tile of channels from `channel` on, all rows.
 template <class Source, bool kClamps>
-inline RowErrors QuantizeKTile(const KHead& head, uint32_t channel, const QuantizeScratch& ranges) {
+inline RowErrors QuantizeKTile(const Source& elements, const KHead& head, uint32_t channel,
+                               const QuantizeScratch& ranges) {
   constexpr uint32_t kQuarterVectors = kTileBytes / kFloats;  // of the 16 channels that are a quarter
   KChannels channels[4][kQuarterVectors];
   for (uint32_t k = 0; k < 4; ++k)
@@ -238,8 +240,8 @@ inline RowErrors QuantizeKTile(const KHead& head, uint32_t channel, const Quanti
       for (uint32_t i = 0; i < kQuarterVectors; ++i) {
         Int32s codes[4];
         for (uint32_t k = 0; k < 4; ++k)
-          codes[k] = QuantizeK<kClamps>(Source::Load(at + 2 * (k * kTileBytes + i * kFloats)), channels[k][i],
-                                        errors);
+          codes[k] = QuantizeK<kClamps>(elements.Load(at + 2 * (k * kTileBytes + i * kFloats)),
+                                        channels[k][i], errors);
         hn::Store(PackToBytes(hn::ReorderDemote2To(d16, codes[0], codes[1]),
                               hn::ReorderDemote2To(d16, codes[2], codes[3])),
                   ByteTag(), batch.codes[row] + i * 4 * kFloats);
@@ -253,12 +255,12 @@ inline RowErrors QuantizeKTile(const KHead& head, uint32_t channel, const Quanti
 
 /// All full tiles of a head whose ranges are known.
 template <class Source>
-inline RowErrors QuantizeKTiles(const KHead& head, const KScratch& scratch) {
+inline RowErrors QuantizeKTiles(const Source& elements, const KHead& head, const KScratch& scratch) {
   RowErrors sum;
   for (uint32_t channel = 0; channel + kTileCodes <= head.dim; channel += kTileCodes) {
     const RowErrors tile = scratch.clamps[channel / kTileCodes]
-                               ? QuantizeKTile<Source, true>(head, channel, scratch.ranges)
-                               : QuantizeKTile<Source, false>(head, channel, scratch.ranges);
+                               ? QuantizeKTile<Source, true>(elements, head, channel, scratch.ranges)
+                               : QuantizeKTile<Source, false>(elements, head, channel, scratch.ranges);
     sum.square += tile.square;
     sum.int4 += tile.int4;
     sum.int2 += tile.int2;

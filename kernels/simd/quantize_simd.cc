@@ -10,10 +10,12 @@
 #include <hwy/highway.h>
 
 #include <cstring>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "kernels/simd/boost_simd.h"
+#include "kernels/simd/convert_simd.h"
 #include "kernels/team.h"
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/quantize_k-inl.h"
@@ -33,10 +35,12 @@ namespace kvtier::HWY_NAMESPACE {
 
 /// Encodes one layer head by head. What vectors do not take, raw rows and last tiles of fewer than 64
 /// channels, goes through the functions of the portable body.
-template <DType dtype, class Source>
+template <class Source>
 class LayerQuantizer {
  public:
-  explicit LayerQuantizer(const QuantizeArgs& args) : args_(args), shape_(args.shape) {}
+  /// Elements of 16 bits: fp16 or BF16.
+  LayerQuantizer(const QuantizeArgs& args, const Source& k, const Source& v)
+      : args_(args), shape_(args.shape), k_elements_(k), v_elements_(v) {}
 
   LayerErrors Run() {
     for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
@@ -61,15 +65,15 @@ class LayerQuantizer {
                      .low = low + shape_.nraw * row_bytes,
                      .next = internal::SourceOf(args_).V(head, 0)};
     FindRanges(k, scratch_);
-    FinishRanges<Source>(shape_.k_dim, 15, args_.out.k_scale + 2 * head * dim,
-                         args_.out.k_min + 2 * head * dim, scratch_);
+    FinishRanges(k_elements_, shape_.k_dim, 15, args_.out.k_scale + 2 * head * dim,
+                 args_.out.k_min + 2 * head * dim, scratch_);
     MarkBoosted(shape_.k_dim, shape_.nb, scratch_.ranges);
 
-    k_errors_.Add(QuantizeKTiles<Source>(k, scratch_));
+    k_errors_.Add(QuantizeKTiles(k_elements_, k, scratch_));
     QuantizeKTail(k);
     uint8_t* raw = args_.out.k_raw + 2 * size_t{head} * shape_.nraw * dim;
     for (uint32_t token = 0; token < shape_.nraw; ++token)
-      StoreRawRow(source + 2 * token * dim, shape_.k_dim, raw + 2 * token * dim, k_errors_);
+      StoreRawRow(k_elements_, source + 2 * token * dim, shape_.k_dim, raw + 2 * token * dim, k_errors_);
     memset(high, 0, shape_.nraw * row_bytes);
     memset(low, 0, shape_.nraw * row_bytes);
     RepeatLastRow(high, row_bytes);
@@ -84,7 +88,7 @@ class LayerQuantizer {
     for (uint32_t row = 0; row < k.rows; ++row) {
       float x[kTileCodes];
       uint8_t codes[kTileCodes];
-      LoadTile(k.At(row, first), dtype, 1, n, x);
+      LoadRow(k_elements_, k.At(row, first), n, x);
       internal::QuantizeKTile(x, first, n, scratch_.ranges, codes);
       internal::AddKTileErrors(x, codes, first, n, scratch_.ranges, ErrorMeasure::kOnGrid, k_errors_);
       const size_t target = (size_t{row} * k.dim + first) / 4;
@@ -112,7 +116,7 @@ class LayerQuantizer {
 
     uint8_t* raw = args_.out.v_raw + 2 * size_t{head} * shape_.nraw * dim;
     for (uint32_t token = 0; token < shape_.nraw; ++token)
-      StoreRawRow(source + 2 * token * dim, shape_.v_dim, raw + 2 * token * dim, v_errors_);
+      StoreRawRow(v_elements_, source + 2 * token * dim, shape_.v_dim, raw + 2 * token * dim, v_errors_);
     memset(scale, 0, shape_.nraw * groups);
     memset(high, 0, shape_.nraw * dim / 4);
     if (low != nullptr) memset(low, 0, shape_.nraw * dim / 4);
@@ -148,14 +152,14 @@ class LayerQuantizer {
     ErrorVectors sums;
     for (uint32_t first = 0; first < group.rows; first += kVBatch) {
       const uint32_t rows = group.rows - first < kVBatch ? group.rows - first : kVBatch;
-      RotateBatch<Source>(group, first, rows, batch_);
+      RotateBatch(v_elements_, group, first, rows, batch_);
       FindVScales(batch_);
       QuantizeVBatch(batch_, rows, tiles_, sums);
       for (uint32_t row = 0; row < rows; ++row) {
         const auto scale_byte = static_cast<uint8_t>(batch_.scale_byte[row]);
         group.scale[(first + row) * group.scale_stride] = scale_byte;
         if (batch_.clamps && scale_byte >= kVScaleClamps)
-          v_errors_.Add(MeasureDecodedRow<dtype>(group.source + (first + row) * group.source_stride));
+          v_errors_.Add(MeasureDecodedRow(v_elements_, group.source + (first + row) * group.source_stride));
       }
       const size_t target = first * group.plane_stride;
       PackTiles(tiles_, rows, group.high + target, group.low != nullptr ? group.low + target : nullptr,
@@ -169,7 +173,7 @@ class LayerQuantizer {
     for (uint32_t row = 0; row < group.rows; ++row) {
       float x[kTileCodes], steps[kTileCodes];
       uint8_t codes[kTileCodes];
-      LoadTile(group.source + row * group.source_stride, dtype, 1, n, x);
+      LoadRow(v_elements_, group.source + row * group.source_stride, n, x);
       const uint8_t scale_byte = internal::QuantizeVGroup(x, n, steps, codes);
       if (scale_byte < kVScaleClamps) {
         v_errors_.Add(VGridErrors(steps, n, VScale(scale_byte)));
@@ -182,11 +186,12 @@ class LayerQuantizer {
     }
   }
 
-  static void StoreRawRow(const std::byte* source, uint32_t dim, uint8_t* target, RowErrorSum& errors) {
+  static void StoreRawRow(const Source& elements, const std::byte* source, uint32_t dim, uint8_t* target,
+                          RowErrorSum& errors) {
     for (uint32_t first = 0; first < dim; first += kTileCodes) {
       float x[kTileCodes];
       const uint32_t n = TileCodes(dim, first);
-      LoadTile(source + 2 * first, dtype, 1, n, x);
+      LoadRow(elements, source + 2 * first, n, x);
       internal::StoreRawTile(x, n, target + 2 * first, errors);
     }
   }
@@ -199,6 +204,7 @@ class LayerQuantizer {
 
   const QuantizeArgs& args_;
   const BlockShape& shape_;
+  const Source k_elements_, v_elements_;
   KScratch scratch_;
   VBatch batch_ = {};
   TileBatch tiles_ = {};
@@ -212,8 +218,15 @@ LayerErrors QuantizeLayer(const QuantizeArgs& args) {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   const BlockShape& shape = args.shape;
   if (shape.tokens > shape.nraw) {
-    if (shape.dtype == DType::kFp16) return LayerQuantizer<DType::kFp16, Fp16Source>(args).Run();
-    if (shape.dtype == DType::kBf16) return LayerQuantizer<DType::kBf16, Bf16Source>(args).Run();
+    if (shape.dtype == DType::kFp16) return LayerQuantizer(args, Fp16Source(), Fp16Source()).Run();
+    if (shape.dtype == DType::kBf16) return LayerQuantizer(args, Bf16Source(), Bf16Source()).Run();
+    if (HasUsualScales(args.scales)) {
+      const std::unique_ptr<std::byte[]> raw = WidenFp8(shape, args.raw);
+      QuantizeArgs widened = args;
+      widened.shape.dtype = DType::kFp16;
+      widened.raw = raw.get();
+      return LayerQuantizer(widened, ScaledFp16Source{args.scales.k}, ScaledFp16Source{args.scales.v}).Run();
+    }
   }
 #endif
   return QuantizePortably(args);

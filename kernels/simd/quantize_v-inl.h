@@ -59,10 +59,10 @@ HWY_INLINE Floats MaxMagnitude(Floats a, Floats b) {
 /// 8 y of one row to `rotated`; returns the largest magnitudes, lane by lane. The 1/8 of the rotation comes
 /// later, with the scale: a power of two changes no rounding.
 template <class Source>
-HWY_INLINE Floats RotateRow(const std::byte* source, float* rotated) {
+HWY_INLINE Floats RotateRow(const Source& elements, const std::byte* source, float* rotated) {
   const FloatTag df;
   Floats v[kTileVectors];
-  for (uint32_t i = 0; i < kTileVectors; ++i) v[i] = Source::Load(source + 2 * i * kFloats);
+  for (uint32_t i = 0; i < kTileVectors; ++i) v[i] = elements.Load(source + 2 * i * kFloats);
   RotateVectors(v);
   auto largest = MaxMagnitude(v[0], v[1]);
   for (uint32_t i = 2; i < kTileVectors; ++i) largest = MaxMagnitude(largest, v[i]);
@@ -82,7 +82,8 @@ HWY_INLINE Floats LargestOfFourRows(Floats a, Floats b, Floats c, Floats d) {
 
 /// First pass: rows to the batch, with the largest magnitude of each. Rows beyond the last repeat it.
 template <class Source>
-HWY_NOINLINE void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows, VBatch& batch) {
+HWY_NOINLINE void RotateBatch(const Source& elements, const VGroup& group, uint32_t first, uint32_t rows,
+                              VBatch& batch) {
   const FloatTag df;
   const hn::Full128<float> d4;
   for (uint32_t row = 0; row < kVBatch; row += 4) {
@@ -91,7 +92,7 @@ HWY_NOINLINE void RotateBatch(const VGroup& group, uint32_t first, uint32_t rows
     for (uint32_t r = 0; r < 4; ++r) {
       const uint32_t clamped = row + r < rows ? row + r : rows - 1;
       const std::byte* source = group.source + (first + clamped) * group.source_stride;
-      largest[r] = RotateRow<Source>(source, batch.rotated[row + r]);
+      largest[r] = RotateRow(elements, source, batch.rotated[row + r]);
       const std::byte* next = group.next + (source - group.source);
       PrefetchNext(next);
       PrefetchNext(next + 64);
@@ -199,11 +200,11 @@ HWY_NOINLINE void QuantizeVBatch(const VBatch& batch, uint32_t rows, TileBatch& 
 }
 
 /// Errors of a row whose decoded values may be clamped, by the portable code.
-template <DType dtype>
-HWY_NOINLINE RowErrors MeasureDecodedRow(const std::byte* source) {
+template <class Source>
+HWY_NOINLINE RowErrors MeasureDecodedRow(const Source& elements, const std::byte* source) {
   float x[kTileCodes], steps[kTileCodes];
   uint8_t codes[kTileCodes];
-  LoadTile(source, dtype, 1, kTileCodes, x);
+  LoadRow(elements, source, kTileCodes, x);
   const uint8_t scale_byte = internal::QuantizeVGroup(x, kTileCodes, steps, codes);
   RowErrorSum sum;
   internal::AddVGroupErrors(x, codes, kTileCodes, scale_byte, sum);

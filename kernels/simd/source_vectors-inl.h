@@ -52,6 +52,14 @@ struct Fp16Source {
                                                static_cast<const hwy::float16_t*>(at)));
   }
 };
+/// FP8 numbers that were widened to fp16 (WidenFp8), times their scale.
+struct ScaledFp16Source {
+  float scale;
+
+  HWY_INLINE Floats Load(const void* at) const {
+    return hn::Mul(Fp16Source::Load(at), hn::Set(FloatTag(), scale));
+  }
+};
 struct Bf16Source {
   static constexpr uint32_t kBytes = 2;
   static constexpr float kFactor = 1;
@@ -89,6 +97,12 @@ struct Fp32Source {
     return hn::LoadU(FloatTag(), static_cast<const float*>(at));
   }
 };
+
+/// n 16-bit elements, a multiple of 16, as LoadTile gives them.
+template <class Source>
+HWY_INLINE void LoadRow(const Source& elements, const std::byte* at, uint32_t n, float* row) {
+  for (uint32_t i = 0; i < n; i += kFloats) hn::StoreU(elements.Load(at + 2 * i), FloatTag(), row + i);
+}
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

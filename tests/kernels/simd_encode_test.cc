@@ -8,6 +8,7 @@
 #include <random>
 #include <span>
 
+#include "kernels/fp8.h"
 #include "kernels/quantize.h"
 #include "tests/kernels/plane_buffers.h"
 #include "tests/support/fixture.h"
@@ -83,19 +84,35 @@ BlockShape Shape(uint32_t heads, uint32_t k_dim, uint32_t v_dim, uint32_t tokens
 }
 
 uint16_t Narrow(float value, DType dtype) {
+  if (dtype == DType::kE4m3) return E4m3FromFp32(value);
+  if (dtype == DType::kE5m2) return E5m2FromFp32(value);
   return dtype == DType::kBf16 ? Bf16FromFp32(value) : Fp16FromFp32(value);
 }
-/// A finite element from any bits.
+/// A finite element from any bits; in FP8 with a product that is finite too.
 uint16_t Finite(uint32_t bits, DType dtype) {
+  if (IsFp8(dtype)) {
+    const uint32_t limit = dtype == DType::kE4m3 ? kFp8Nan : kE5m2Infinity - 7u, magnitude = bits & 0x7f;
+    return static_cast<uint16_t>((bits & 0x80) | (magnitude < limit ? magnitude : magnitude % limit));
+  }
   const uint32_t limit = dtype == DType::kBf16 ? kBf16AboveFp16 : kFp16Infinity, magnitude = bits & 0x7fff;
   return static_cast<uint16_t>((bits & 0x8000) | (magnitude < limit ? magnitude : magnitude % limit));
 }
 
-/// fp16 or BF16 elements from one(index).
+uint16_t LargestOf(DType dtype) {
+  if (dtype == DType::kE4m3) return kFp8Nan - 1;
+  if (dtype == DType::kE5m2) return kE5m2Infinity - 8;
+  return dtype == DType::kBf16 ? kBf16AboveFp16 - 1 : kFp16Infinity - 1;
+}
+
+/// Elements from one(index).
 template <typename One>
 std::vector<std::byte> Raw(const BlockShape& shape, const One& one) {
   std::vector<std::byte> raw(RawLayerBytes(shape));
-  for (size_t i = 0; i < raw.size() / 2; ++i) Store16(&raw[2 * i], one(i));
+  const size_t bytes = DTypeBytes(shape.dtype);
+  for (size_t i = 0; i < raw.size() / bytes; ++i) {
+    const uint16_t element = one(i);
+    memcpy(&raw[bytes * i], &element, bytes);  // little endian
+  }
   return raw;
 }
 std::vector<std::byte> NormalRaw(const BlockShape& shape, std::mt19937& random, float mean) {
@@ -107,7 +124,7 @@ std::vector<std::byte> NormalRaw(const BlockShape& shape, std::mt19937& random, 
 TEST_P(SimdEncodeTest, EncodesEveryShapeAsThePortableBodyDoes) {
   std::mt19937 random(kSeed);
   for (uint32_t dim = 16; dim <= kMaxHeadDim; dim += 16) {
-    for (const DType dtype : {DType::kFp16, DType::kBf16}) {
+    for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kE4m3, DType::kE5m2}) {
       const uint32_t nraw = random() % 5, tokens = 4 + random() % 125, nb = random() % (dim / 4) * 4;
       const BlockShape shape = Shape(1 + dim % 3, dim, 272 - dim, tokens, nraw, nb, dtype);
       ExpectPortableBytes(shape, NormalRaw(shape, random, 0.5f));
@@ -121,12 +138,13 @@ TEST_P(SimdEncodeTest, EncodesEveryShapeAsThePortableBodyDoes) {
 
 TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
   std::mt19937 random(kSeed);
-  for (const DType dtype : {DType::kFp16, DType::kBf16}) {
-    const uint16_t largest = Finite(dtype == DType::kBf16 ? kBf16AboveFp16 - 1 : kFp16Infinity - 1, dtype);
+  for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kE4m3, DType::kE5m2}) {
+    const uint16_t largest = LargestOf(dtype), sign = IsFp8(dtype) ? 0x80 : 0x8000;
+    const uint16_t subnormals = IsFp8(dtype) ? 0x03 : 0x03ff;
     const auto any = [&](size_t) { return Finite(random(), dtype); };
-    const auto tiny = [&](size_t) { return static_cast<uint16_t>(random() & 0x83ff); };
-    const auto zeros = [&](size_t) { return static_cast<uint16_t>(random() & 0x8000); };
-    const auto ends = [&](size_t) { return static_cast<uint16_t>((random() & 0x8000) | largest); };
+    const auto tiny = [&](size_t) { return static_cast<uint16_t>(random() & (sign | subnormals)); };
+    const auto zeros = [&](size_t) { return static_cast<uint16_t>(random() & sign); };
+    const auto ends = [&](size_t) { return static_cast<uint16_t>((random() & sign) | largest); };
     const auto wide = [&](size_t) { return static_cast<uint16_t>(random() % 3 == 0 ? largest : 0); };
     const auto constant = [&](size_t i) { return Narrow(i % 64 < 32 ? 1.0f : 20000.0f, dtype); };
     const auto one_hot = [&](size_t i) { return Narrow(i % 67 == 5 ? 3.7f : 0.0f, dtype); };

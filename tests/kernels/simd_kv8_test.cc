@@ -33,7 +33,7 @@ class Layer {
                  .v_codes = Own(rows * s.v_dim)};
   }
   QuantizeKv8Args From(std::span<const std::byte> raw) const {
-    return {.source = {.shape = shape_, .raw = raw.data(), .scales = {}}, .out = sections_};
+    return {.source = {.shape = shape_, .raw = raw.data(), .scales = {.k = 0.37f, .v = 3}}, .out = sections_};
   }
   DequantizeKv8Args To(const KvLayerView& out) const {
     const Kv8Sections<uint8_t>& s = sections_;
@@ -75,13 +75,15 @@ std::vector<BlockShape> Shapes() {
   std::vector<BlockShape> shapes;
   for (uint32_t dim = 16; dim <= kMaxHeadDim; dim += 16) {
     const uint32_t tokens = 1 + dim * 37 % 128;
-    shapes.push_back({.layers = 1,
-                      .kv_heads = static_cast<uint16_t>(1 + dim / 32 % 2),
-                      .k_dim = static_cast<uint16_t>(dim),
-                      .v_dim = static_cast<uint16_t>(272 - dim),
-                      .tokens = static_cast<uint16_t>(tokens),
-                      .dtype = dim / 16 % 2 == 0 ? DType::kFp16 : DType::kBf16,
-                      .nraw = static_cast<uint8_t>(std::min(tokens, dim / 16 % 5))});
+    const bool is_even = dim / 16 % 2 == 0;
+    for (const DType dtype : {is_even ? DType::kFp16 : DType::kBf16, is_even ? DType::kE5m2 : DType::kE4m3})
+      shapes.push_back({.layers = 1,
+                        .kv_heads = static_cast<uint16_t>(1 + dim / 32 % 2),
+                        .k_dim = static_cast<uint16_t>(dim),
+                        .v_dim = static_cast<uint16_t>(272 - dim),
+                        .tokens = static_cast<uint16_t>(tokens),
+                        .dtype = dtype,
+                        .nraw = static_cast<uint8_t>(std::min(tokens, dim / 16 % 5))});
   }
   return shapes;
 }
@@ -89,7 +91,29 @@ std::vector<BlockShape> Shapes() {
 /// Kinds of elements, by index: normal, normal far from zero, any finite bits, subnormals, signed zeros,
 /// ends.
 constexpr uint32_t kKinds = 6;
+std::vector<std::byte> RawFp8(const BlockShape& shape, uint32_t kind, std::mt19937& random) {
+  const bool is_e4m3 = shape.dtype == DType::kE4m3;
+  const uint32_t limit = is_e4m3 ? kFp8Nan : kE5m2Infinity - 7u;  // times 3 it stays in the range of fp16
+  std::normal_distribution<float> normal(kind == 1 ? 50 : 0);
+  std::vector<std::byte> raw(RawLayerBytes(shape));
+  for (std::byte& element : raw) {
+    uint32_t bits = random();
+    if (kind < 2) {
+      const float value = normal(random);
+      bits = is_e4m3 ? E4m3FromFp32(value) : E5m2FromFp32(value);
+    } else if (kind == 2) {
+      bits = (bits & 0x80) | (bits & 0x7f) % limit;
+    } else if (kind == 3) {
+      bits &= 0x83;
+    } else {
+      bits = (bits & 0x80) | (kind == 4 ? 0 : limit - 1);
+    }
+    element = static_cast<std::byte>(bits);
+  }
+  return raw;
+}
 std::vector<std::byte> Raw(const BlockShape& shape, uint32_t kind, std::mt19937& random) {
+  if (IsFp8(shape.dtype)) return RawFp8(shape, kind, random);
   const bool is_bf16 = shape.dtype == DType::kBf16;
   const uint32_t limit = is_bf16 ? kBf16AboveFp16 : kFp16Infinity;
   std::normal_distribution<float> normal(kind == 1 ? 50 : 0);
