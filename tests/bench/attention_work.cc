@@ -17,7 +17,7 @@ constexpr uint32_t kSeed = 1;
 Result<AttentionContext> AttentionContext::Make(const Codec& codec, uint32_t tokens) {
   AttentionContext context;
   context.codec_ = &codec;
-  context.shape_ = LayerShapeOf(codec, kAttentionShape);
+  context.shape_ = LayerShapeOf(codec, kAttentionShape, SourcesOf(codec).front());
   context.planes_ = EncodedPlanes(codec, context.shape_);
   for (int region = 0; region < kRegions; ++region)
     context.block_bytes_ += PartBytes(codec.id, context.shape_, context.planes_, static_cast<Region>(region));

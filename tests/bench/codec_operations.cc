@@ -26,6 +26,11 @@ std::optional<SpeedBound> DramDecodeBound(const Codec& codec, Destination destin
 }  // namespace
 
 std::string OperationName(const Operation& operation) {
+  if (operation.source) {
+    Operation usual = operation;
+    usual.source.reset();
+    return OperationName(usual) + (*operation.source == DType::kBf16 ? " of bf16" : " of e4m3");
+  }
   switch (operation.work) {
     case Work::kEncode:
       return "encode";
@@ -39,7 +44,11 @@ std::string OperationName(const Operation& operation) {
   return "";
 }
 
-std::vector<Operation> OperationsOf(const Codec& codec) {
+std::vector<Operation> OperationsOf(const Codec& codec, DType source) {
+  if (source != SourcesOf(codec).front()) {
+    // Raw layers are converted on their way out, others on their way in.
+    return {{.work = IsRawCodec(codec.id) ? Work::kDecode : Work::kEncode, .source = source}};
+  }
   std::vector<Operation> operations = {{.work = Work::kEncode}};
   for (const Destination destination : kDestinations)
     operations.push_back({.work = Work::kDecode, .destination = destination});
@@ -63,6 +72,7 @@ void RunOnLayer(CodecWork& work, const Operation& operation, uint32_t layer, Sto
 }
 
 std::optional<SpeedBound> BoundOf(const Codec& codec, const Operation& operation, Residency residency) {
+  if (operation.source) return std::nullopt;
   if (residency == Residency::kCache) {
     const bool bound = IsPlaneFamily(codec) && operation.work == Work::kDecode &&
                        operation.destination == Destination::kContiguous;

@@ -16,10 +16,11 @@ struct Operation {
   Work work;
   Destination destination = Destination::kContiguous;  ///< of a decode
   const Codec* to = nullptr;                           ///< of a cut
+  std::optional<DType> source = {};                    ///< where it is not the codec's usual one
 };
 std::string OperationName(const Operation& operation);
-/// All that this codec can do.
-std::vector<Operation> OperationsOf(const Codec& codec);
+/// All that this codec can do with layers of its usual type; of others, what differs.
+std::vector<Operation> OperationsOf(const Codec& codec, DType source);
 void RunOnLayer(CodecWork& work, const Operation& operation, uint32_t layer, Stores stores);
 
 /// Where the working set is: in DRAM, or in half of the cache that a core has to itself.

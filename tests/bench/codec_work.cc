@@ -17,11 +17,13 @@ constexpr uint32_t kPageTokens = 16;
 constexpr uint32_t kSeed = 1;
 
 uint32_t ElementBytes(Destination destination) {
+  if (destination == Destination::kE4m3) return 1;
   return destination == Destination::kFp32 ? 4 : 2;
 }
 
 DType DTypeOf(Destination destination) {
   if (destination == Destination::kBf16) return DType::kBf16;
+  if (destination == Destination::kE4m3) return DType::kE4m3;
   return destination == Destination::kFp32 ? DType::kFp32 : DType::kFp16;
 }
 
@@ -59,6 +61,8 @@ const char* DestinationName(Destination destination) {
       return "bf16";
     case Destination::kFp32:
       return "fp32";
+    case Destination::kE4m3:
+      return "e4m3";
   }
   return "";
 }
@@ -67,17 +71,23 @@ std::string ShapeName(const Shape& shape) {
   return std::to_string(shape.heads) + "x" + std::to_string(shape.dim) + " T" + std::to_string(shape.tokens);
 }
 
-BlockShape LayerShapeOf(const Codec& codec, const Shape& s) {
+std::vector<DType> SourcesOf(const Codec& codec) {
+  std::vector<DType> sources;
+  for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kE4m3})
+    if (codec.supports(LayerShapeOf(codec, kCodecShapes[0], dtype))) sources.push_back(dtype);
+  return sources;
+}
+
+BlockShape LayerShapeOf(const Codec& codec, const Shape& s, DType source) {
   BlockShape shape = {.layers = 1,
                       .kv_heads = s.heads,
                       .k_dim = s.dim,
                       .v_dim = s.dim,
                       .tokens = s.tokens,
-                      .dtype = DType::kFp16,
+                      .dtype = source,
                       .nraw = 0,
                       .nb = static_cast<uint8_t>(s.dim / 8 * 4)};
   if (!codec.supports(shape)) shape.nb = 0;
-  if (!codec.supports(shape)) shape.dtype = DType::kE4m3;
   return shape;
 }
 

@@ -11,10 +11,10 @@
 namespace kvtier::bench {
 
 /// How a destination lies in memory, and what it holds.
-enum class Destination : uint8_t { kContiguous, kPaged, kRotatedV, kBf16, kFp32 };
+enum class Destination : uint8_t { kContiguous, kPaged, kRotatedV, kBf16, kFp32, kE4m3 };
 inline constexpr Destination kDestinations[] = {Destination::kContiguous, Destination::kPaged,
-                                                Destination::kRotatedV, Destination::kBf16,
-                                                Destination::kFp32};
+                                                Destination::kRotatedV,   Destination::kBf16,
+                                                Destination::kFp32,       Destination::kE4m3};
 const char* DestinationName(Destination destination);
 
 struct Shape {
@@ -23,9 +23,10 @@ struct Shape {
 /// What is measured, the usual shape first.
 inline constexpr Shape kCodecShapes[] = {{8, 128, 128}, {8, 128, 64}, {3, 64, 64}, {2, 64, 128}};
 std::string ShapeName(const Shape& shape);
-/// One layer for `codec`: half of the K channels boosted where it has a boost, FP8 where it takes nothing
-/// else.
-BlockShape LayerShapeOf(const Codec& codec, const Shape& shape);
+/// Types of elements that `codec` is measured with, the usual one first.
+std::vector<DType> SourcesOf(const Codec& codec);
+/// One layer of such a type for `codec`: half of the K channels boosted where it has a boost.
+BlockShape LayerShapeOf(const Codec& codec, const Shape& shape, DType source);
 
 /// Layers [first, first + count).
 struct LayerRun {

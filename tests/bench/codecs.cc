@@ -14,6 +14,7 @@ constexpr Shape kBoundShape = {8, 128, 128};
 /// One table group: what is measured in the same rounds.
 struct Group {
   const Codec& codec;
+  DType source;
   Shape shape;
   Residency residency;
   uint32_t threads;
@@ -69,7 +70,7 @@ struct Plan {
 
 Plan PlanOf(const Group& group, const std::string& only) {
   Plan plan;
-  for (const Operation& operation : OperationsOf(group.codec)) {
+  for (const Operation& operation : OperationsOf(group.codec, group.source)) {
     CodecLine line = {.codec = std::string(group.codec.name),
                       .operation = OperationName(operation),
                       .shape = ShapeName(group.shape),
@@ -126,7 +127,7 @@ Status MeasureGroup(const Group& group, const CodecsOptions& options, std::vecto
   const bool cached = group.residency == Residency::kCache;
   Shape fitting = group.shape;
   if (cached) fitting.heads = HeadsInCache(fitting);
-  const BlockShape shape = LayerShapeOf(group.codec, fitting);
+  const BlockShape shape = LayerShapeOf(group.codec, fitting, group.source);
   KVTIER_ASSIGN(CodecWork work, CodecWork::Make(group.codec, shape, LayersOf(group, shape)));
   std::fprintf(stderr, "codecs: %s\n", LineName(plan.lines[0]).c_str());
 
@@ -166,9 +167,10 @@ Result<std::vector<CodecLine>> MeasureCodecs(const CodecsOptions& options) {
   std::vector<CodecLine> lines;
   for (const Shape& shape : std::span(kCodecShapes).first(options.quick ? 1 : std::size(kCodecShapes)))
     for (const Codec* codec : AllCodecs())
-      for (const Residency residency : {Residency::kDram, Residency::kCache})
-        for (const uint32_t threads : {1u, 2u})
-          KVTIER_TRY(MeasureGroup({*codec, shape, residency, threads}, options, lines));
+      for (const DType source : SourcesOf(*codec))
+        for (const Residency residency : {Residency::kDram, Residency::kCache})
+          for (const uint32_t threads : {1u, 2u})
+            KVTIER_TRY(MeasureGroup({*codec, source, shape, residency, threads}, options, lines));
   return lines;
 }
 

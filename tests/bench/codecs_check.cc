@@ -45,9 +45,11 @@ Status CheckCodecs() {
   const LevelGuard guard;
   for (const Shape& shape : kShapes) {
     for (const Codec* codec : AllCodecs()) {
-      KVTIER_ASSIGN(CodecWork work, CodecWork::Make(*codec, LayerShapeOf(*codec, shape), kLayers));
-      for (const Operation& operation : OperationsOf(*codec))
-        KVTIER_TRY(CheckOperation(work, operation, ShapeName(shape)));
+      for (const DType source : SourcesOf(*codec)) {
+        KVTIER_ASSIGN(CodecWork work, CodecWork::Make(*codec, LayerShapeOf(*codec, shape, source), kLayers));
+        for (const Operation& operation : OperationsOf(*codec, source))
+          KVTIER_TRY(CheckOperation(work, operation, ShapeName(shape)));
+      }
     }
   }
   return Status::Ok();

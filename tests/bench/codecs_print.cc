@@ -37,10 +37,10 @@ void PrintBound(const CodecLine& line) {
 void PrintCodecTable(const std::vector<CodecLine>& lines) {
   for (const Field& field : DescribeMachine()) std::printf("%-10s %s\n", field.name, field.value.c_str());
   std::printf("%-10s %s\n", "simd", std::string(SimdLevelName(CurrentSimdLevel())).c_str());
-  std::printf("\n%-6s %-18s %-12s %-5s %7s %7s %9s %10s\n", "codec", "operation", "shape", "set", "threads",
+  std::printf("\n%-6s %-25s %-12s %-5s %7s %7s %9s %10s\n", "codec", "operation", "shape", "set", "threads",
               "GB/s", "x memcpy", "x nt copy");
   for (const CodecLine& line : lines) {
-    std::printf("%-6s %-18s %-12s %-5s %7u %7.2f %9s %10s", line.codec.c_str(), line.operation.c_str(),
+    std::printf("%-6s %-25s %-12s %-5s %7u %7.2f %9s %10s", line.codec.c_str(), line.operation.c_str(),
                 line.shape.c_str(), line.residency.c_str(), line.threads, line.gbps,
                 Cell(line.to_memcpy).c_str(), Cell(line.to_stream).c_str());
     PrintBound(line);

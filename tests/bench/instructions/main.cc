@@ -35,10 +35,12 @@ void Measure(const std::string& name, const Shape& shape, const std::function<vo
 Status MeasureCodec(const Codec& codec) {
   const std::string name(codec.name);
   for (const Shape& shape : kShapes) {
-    KVTIER_ASSIGN(CodecWork work, CodecWork::Make(codec, LayerShapeOf(codec, shape), 1));
-    for (const Operation& operation : OperationsOf(codec))
-      Measure(name + " " + OperationName(operation), shape,
-              [&] { RunOnLayer(work, operation, 0, Stores::kCached); });
+    for (const DType source : SourcesOf(codec)) {
+      KVTIER_ASSIGN(CodecWork work, CodecWork::Make(codec, LayerShapeOf(codec, shape, source), 1));
+      for (const Operation& operation : OperationsOf(codec, source))
+        Measure(name + " " + OperationName(operation), shape,
+                [&] { RunOnLayer(work, operation, 0, Stores::kCached); });
+    }
   }
   KVTIER_ASSIGN(const AttentionContext block, AttentionContext::Make(codec, kAttentionShape.tokens));
   for (const uint32_t group : kQueryGroups) {
