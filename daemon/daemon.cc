@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "daemon/cold_tiers.h"
 #include "daemon/config/units.h"
 #include "daemon/engine/engine_thread.h"
 #include "daemon/process.h"
@@ -64,27 +65,6 @@ Status CheckMemory(const std::vector<TierConfig>& tiers) {
                                             FormatBytes(limit >> 20 << 20) + " of memory");
 }
 
-/// One line for each kind of damage that a start found: an operator may want to act on it.
-void TellAboutDamage(const TierConfig& tier, const ColdRecovery& recovery) {
-  if (recovery.index_rebuilt) {
-    spdlog::warn("tier {}: the index in {} was damaged: moved aside and rebuilt", tier.name, tier.path);
-  }
-  if (recovery.foreign_files > 0) {
-    spdlog::warn("tier {}: {} segment files of another store in {}: renamed to .foreign", tier.name,
-                 recovery.foreign_files, tier.path);
-  }
-  if (recovery.damaged_headers > 0) {
-    spdlog::warn("tier {}: {} segments with a damaged header in {}", tier.name, recovery.damaged_headers,
-                 tier.path);
-  }
-  if (recovery.unknown_model_blocks > 0) {
-    spdlog::warn("tier {}: {} blocks in {} are of no use: their model's file is missing or damaged",
-                 tier.name, recovery.unknown_model_blocks, tier.path);
-  }
-  const uint64_t others = recovery.dropped_records - recovery.unknown_model_blocks;
-  if (others > 0) spdlog::warn("tier {}: {} damaged records in {} dropped", tier.name, others, tier.path);
-}
-
 class DaemonImpl final : public Daemon {
  public:
   DaemonImpl(const Config& config, std::string version)
@@ -98,6 +78,7 @@ class DaemonImpl final : public Daemon {
   ~DaemonImpl() override { Stop(); }
 
   Status Start() {
+    LeaveAbsentTiersOut();
     KVTIER_TRY(CheckMemory(tiers_));
     KVTIER_ASSIGN(SocketLock lock, SocketLock::Take(config_.server.socket));
     lock_.emplace(std::move(lock));
@@ -187,27 +168,24 @@ class DaemonImpl final : public Daemon {
     return Status::Ok();
   }
 
+  /// CXL memory is optional: without it the daemon runs on what else there is.
+  void LeaveAbsentTiersOut() {
+    std::erase_if(tiers_, [](const TierConfig& tier) {
+      if (tier.kind != MediumKind::kCxl) return false;
+      const Status found = FindCxl(tier);
+      if (found.code() != Code::kNotFound) return false;
+      spdlog::warn("tier {} is left out: {}", tier.name, found.message());
+      return true;
+    });
+  }
+
   Status OpenColdStores() {
-    cold_stores_.resize(tiers_.size());
-    recovery_.resize(tiers_.size());
+    cold_tiers_.resize(tiers_.size());
     for (size_t i = 0; i < tiers_.size(); ++i) {
       const TierConfig& tier = tiers_[i];
-      if (tier.kind != MediumKind::kNvme) continue;
-      ColdStoreOptions options;
-      options.tier = TierId{static_cast<uint8_t>(i)};
-      options.path = tier.path;
-      options.capacity_bytes = tier.capacity_bytes;
-      options.segment_bytes = tier.segment_bytes;
-      options.allow_direct_io = tier.direct_io;
-      KVTIER_ASSIGN(cold_stores_[i], ColdStore::Make(std::move(options)));
-      KVTIER_ASSIGN(recovery_[i], cold_stores_[i]->Recover());
-      metrics_.o_direct_active.Set(cold_stores_[i]->direct_io() ? 1 : 0);
-      spdlog::info("tier {}: {} blocks of {} models found in {} ({} records dropped), {}", tier.name,
-                   recovery_[i].blocks.size(), recovery_[i].models.size(), tier.path,
-                   recovery_[i].dropped_records,
-                   cold_stores_[i]->direct_io() ? "O_DIRECT" : "no O_DIRECT: buffered I/O");
-      TellAboutDamage(tier, recovery_[i]);
-      metrics_.cold_recovery_dropped.Add(recovery_[i].dropped_records);
+      metrics_.tier[i].numa_node.Set(-1);
+      if (tier.kind == MediumKind::kHost) continue;
+      KVTIER_ASSIGN(cold_tiers_[i], OpenColdTier(tier, TierId{static_cast<uint8_t>(i)}, metrics_));
     }
     return Status::Ok();
   }
@@ -224,7 +202,12 @@ class DaemonImpl final : public Daemon {
       one.high_watermark = tier.high_watermark;
       one.low_watermark = tier.low_watermark;
       one.segment_bytes = tier.segment_bytes;
-      one.medium = cold_stores_[i] ? static_cast<Medium*>(cold_stores_[i].get()) : &arenas_;
+      one.medium = &arenas_;
+      if (const ColdStore* store = cold_tiers_[i].store.get()) {
+        one.medium = cold_tiers_[i].store.get();
+        one.persistent = store->persistent();
+        one.description = cold_tiers_[i].description;
+      }
       options.tiers.push_back(std::move(one));
     }
     const LimitsConfig& limits = config_.limits;
@@ -266,6 +249,8 @@ class DaemonImpl final : public Daemon {
                              .metrics = metrics_,
                              .clock = clock_}));
     EngineOptions options = MakeEngineOptions();
+    std::vector<ColdRecovery> recovery;
+    for (ColdTier& tier : cold_tiers_) recovery.push_back(std::move(tier.recovery));
     KVTIER_ASSIGN(const auto seed, RandomId());
     std::memcpy(&options.hash_seed, seed.data(), sizeof(options.hash_seed));
     KVTIER_ASSIGN(engine_, Engine::Make(std::move(options),
@@ -275,7 +260,7 @@ class DaemonImpl final : public Daemon {
                                          .cold_jobs = cold_jobs_,
                                          .events = *sessions_,
                                          .metrics = metrics_},
-                                        std::move(recovery_)));
+                                        std::move(recovery)));
     return Status::Ok();
   }
 
@@ -288,9 +273,9 @@ class DaemonImpl final : public Daemon {
                                                    .on_completion = wake_engine},
                                                   jobs_, completions_, arenas_, metrics_));
     std::vector<CommitterStore> stores;
-    for (size_t i = 0; i < cold_stores_.size(); ++i) {
-      if (cold_stores_[i])
-        stores.push_back({.tier = TierId{static_cast<uint8_t>(i)}, .store = cold_stores_[i].get()});
+    for (size_t i = 0; i < cold_tiers_.size(); ++i) {
+      if (ColdStore* store = cold_tiers_[i].store.get())
+        stores.push_back({.tier = TierId{static_cast<uint8_t>(i)}, .store = store});
     }
     if (!stores.empty()) {
       committer_ =
@@ -324,10 +309,11 @@ class DaemonImpl final : public Daemon {
 
   void TellWhatRuns() const {
     std::string ladder;
-    for (const TierConfig& tier : tiers_) {
+    for (size_t i = 0; i < tiers_.size(); ++i) {
+      const TierConfig& tier = tiers_[i];
+      const std::string& medium = cold_tiers_[i].description;
       ladder += (ladder.empty() ? "" : ", ") + tier.name + " (" + FormatBytes(tier.capacity_bytes) + " " +
-                (tier.kind == MediumKind::kHost ? "host" : "nvme " + tier.path) + ", " +
-                std::string(FindCodec(tier.codec)->name) + ")";
+                (medium.empty() ? "host" : medium) + ", " + std::string(FindCodec(tier.codec)->name) + ")";
     }
     if (tiers_.front().name == "hot") {
       spdlog::info("{}: hot tier in host memory",
@@ -360,7 +346,7 @@ class DaemonImpl final : public Daemon {
 
   const Config config_;
   const std::string version_;
-  const std::vector<TierConfig> tiers_;
+  std::vector<TierConfig> tiers_;  ///< that run; fixed before anything is built
   std::optional<SocketLock> lock_;
   std::array<std::byte, 16> boot_id_{};
 
@@ -373,8 +359,7 @@ class DaemonImpl final : public Daemon {
   BoundedQueue<Completion> completions_;
   SessionRegistry registry_;
   ArenaStore arenas_;
-  std::vector<std::unique_ptr<ColdStore>> cold_stores_;  ///< by tier; null for host tiers
-  std::vector<ColdRecovery> recovery_;
+  std::vector<ColdTier> cold_tiers_;  ///< by tier; without a store for host tiers
   std::unique_ptr<SessionServer> sessions_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<EngineThread> engine_thread_;

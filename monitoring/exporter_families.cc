@@ -135,6 +135,10 @@ constexpr TierGaugeRow kTierGauges[] = {
     {&TierMetrics::used_bytes, "kvtier_tier_used_bytes", "Bytes that the tier uses."},
     {&TierMetrics::circuit_open, "kvtier_tier_circuit_open",
      "Whether the tier sheds writes after device errors (1) or takes them (0)."},
+    {&TierMetrics::persistent, "kvtier_tier_persistent",
+     "Whether what the tier holds survives a power cut (1) or not (0)."},
+    {&TierMetrics::numa_node, "kvtier_tier_numa_node",
+     "NUMA node of the tier's memory; -1 where there is none or the system does not say."},
 };
 
 void AddScalars(const Metrics& metrics, Families& out) {

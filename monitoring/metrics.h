@@ -56,6 +56,8 @@ struct TierMetrics {
       evicted_superseded;  ///< left the ladder from here, by reason
   Counter write_errors, read_errors, checksum_failures;
   Gauge circuit_open;                ///< 1 while the tier sheds writes after device errors
+  Gauge persistent;                  ///< 1: what it holds survives a power cut
+  Gauge numa_node;                   ///< where its memory is; -1: none, or the system does not say
   LatencyHistogram acquire_latency;  ///< acquires whose slowest block came from this tier
 };
 

@@ -79,6 +79,8 @@ class Section {
     Fail(node != nullptr ? *node : table_, key, status.message(), status.code());
   }
   bool Has(std::string_view key) const { return table_.contains(key); }
+  /// A key that was not read this time.
+  void Known(std::string_view key) { known_.emplace_back(key); }
 
   /// After all keys: the first error, or one for a key that nobody asked for.
   Status Finish() {
@@ -196,20 +198,49 @@ Status ReadHostTier(Section section, std::string_view name, std::string_view cod
   return Status::Ok();
 }
 
-Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
-  TierConfig tier;
+void ReadNvmeKeys(Section& section, TierConfig& tier) {
+  std::string tails = "never";
   tier.name = "cold";
-  tier.kind = MediumKind::kNvme;
-  std::string medium = "nvme", tails = "never";
-  section.Text("medium", medium);
-  section.Check("medium", CheckColdMedium(medium));
   section.Text("path", tier.path);
   section.Check("path", tier.path.empty() ? Status(Code::kInvalidArgument, "is required") : Status::Ok());
-  section.Bytes("segment", tier.segment_bytes, kMiB, 1024 * kMiB);
-  section.Bytes("capacity", tier.capacity_bytes, 16 * kMiB, 1024 * kTiB);
   section.Flag("direct_io", tier.direct_io);
   section.Text("tails", tails);
   section.Check("tails", CheckTails(tails));
+}
+
+void ReadCxlKeys(Section& section, TierConfig& tier) {
+  std::string source = "auto";
+  tier.name = "cxl";
+  section.Text("source", source);
+  Result<CxlKind> kind = ParseCxlSource(source);
+  section.Check("source", kind.status());
+  if (kind.ok()) tier.cxl_source = *kind;
+  section.Text("path", tier.path);
+  if (tier.path == "auto") tier.path.clear();
+  if (section.Has("numa_node")) {
+    section.Number("numa_node", tier.numa_node.emplace(), 0, 1023);
+  } else {
+    section.Known("numa_node");
+  }
+  const char* key = section.Has("numa_node") ? "numa_node" : section.Has("source") ? "source" : "path";
+  section.Check(key, CheckCxlPlace(tier));
+}
+
+Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
+  TierConfig tier;
+  tier.kind = MediumKind::kNvme;
+  std::string medium = "nvme";
+  section.Text("medium", medium);
+  Result<MediumKind> kind = ParseColdMedium(medium);
+  section.Check("medium", kind.status());
+  if (kind.ok()) tier.kind = *kind;
+  if (tier.kind == MediumKind::kCxl) {
+    ReadCxlKeys(section, tier);
+  } else {
+    ReadNvmeKeys(section, tier);
+  }
+  section.Bytes("segment", tier.segment_bytes, kMiB, 1024 * kMiB);
+  section.Bytes("capacity", tier.capacity_bytes, 16 * kMiB, 1024 * kTiB);
   ReadCommonTierKeys(section, tier, "kv2p");
   section.Check("segment", CheckSegment(tier.segment_bytes, tier.capacity_bytes));
   KVTIER_TRY(section.Finish());
@@ -232,9 +263,6 @@ Status ReadTiers(const toml::table& table, std::string_view file, std::vector<Ti
     if (!cold && !node.is_table())
       return At(file, node, "[tier." + std::string(key.str()) + "] must be one table");
     if (cold && !node.is_array_of_tables()) return At(file, node, "cold tiers are written [[tier.cold]]");
-    if (cold && node.as_array()->size() > 1) {
-      return At(file, *node.as_array()->get(1), "this version takes one [[tier.cold]]");
-    }
   }
   if (const auto* hot = table["hot"].as_table()) {
     KVTIER_TRY(ReadHostTier(Section(*hot, "tier.hot", file), "hot", "raw16", tiers));

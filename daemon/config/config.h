@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "daemon/engine/engine.h"
 #include "tiers/base/block_io.h"
 #include "tiers/base/status.h"
+#include "tiers/cxl_system.h"
 
 namespace kvtier {
 
@@ -31,9 +33,11 @@ struct TierConfig {
   CodecId codec = CodecId::kRaw16;
   uint64_t capacity_bytes = 0;
   double high_watermark = 0.95, low_watermark = 0.90;
-  std::string path;  ///< nvme only, as is all below
+  std::string path;  ///< cold tiers only, as is all below; cxl: may be empty
   uint64_t segment_bytes = uint64_t{64} << 20;
-  bool direct_io = true;
+  bool direct_io = true;                ///< nvme
+  CxlKind cxl_source = CxlKind::kAuto;  ///< cxl, as is all below
+  std::optional<uint32_t> numa_node;
 };
 
 struct LimitsConfig {

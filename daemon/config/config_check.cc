@@ -78,11 +78,28 @@ Status CheckHostMedium(std::string_view medium) {
   return Invalid("unknown medium " + Quoted(medium) + " (known here: host)");
 }
 
-Status CheckColdMedium(std::string_view medium) {
-  if (medium == "nvme") return Status::Ok();
-  if (medium == "cxl")
-    return Status(Code::kUnimplemented, "\"cxl\" is not supported by this version; use \"nvme\"");
-  return Invalid("unknown medium " + Quoted(medium) + " (known here: nvme)");
+Result<MediumKind> ParseColdMedium(std::string_view medium) {
+  if (medium == "nvme") return MediumKind::kNvme;
+  if (medium == "cxl") return MediumKind::kCxl;
+  return Invalid("unknown medium " + Quoted(medium) + " (known here: cxl, nvme)");
+}
+
+Result<CxlKind> ParseCxlSource(std::string_view source) {
+  for (const CxlKind kind :
+       {CxlKind::kAuto, CxlKind::kDevDax, CxlKind::kFsDax, CxlKind::kFile, CxlKind::kNuma}) {
+    if (source == CxlKindName(kind)) return kind;
+  }
+  return Invalid("must be \"auto\", \"devdax\", \"fsdax\", \"file\" or \"numa\"");
+}
+
+Status CheckCxlPlace(const TierConfig& tier) {
+  const bool is_node = tier.numa_node.has_value() || tier.cxl_source == CxlKind::kNuma;
+  if (is_node && !tier.path.empty()) return Invalid("memory of a NUMA node has no path");
+  if (tier.numa_node && tier.cxl_source != CxlKind::kNuma && tier.cxl_source != CxlKind::kAuto) {
+    return Invalid("numa_node is for source = \"numa\"");
+  }
+  if (tier.cxl_source == CxlKind::kFile && tier.path.empty()) return Invalid("a file needs a path");
+  return Status::Ok();
 }
 
 Status CheckTails(std::string_view tails) {
@@ -110,6 +127,11 @@ Status CheckLadder(const std::vector<TierConfig>& tiers) {
                      ") is more exact than tier " + tiers[i - 1].name + " above it (codec " +
                      std::string(upper.name) + ")");
     }
+  }
+  for (size_t i = 1; i < tiers.size(); ++i) {
+    if (tiers[i - 1].kind == MediumKind::kHost) continue;
+    if (tiers[i].kind == tiers[i - 1].kind) return Invalid("two cold tiers of one medium");
+    if (tiers[i].kind == MediumKind::kCxl) return Invalid("a cold tier of medium cxl goes above one of nvme");
   }
   return Status::Ok();
 }

@@ -18,10 +18,13 @@ Status CheckLeaseTtl(uint32_t ttl_ms, uint32_t max_ttl_ms);
 Result<CodecId> ParseCodec(std::string_view name);
 Status CheckWatermarks(double low, double high);
 Status CheckHostMedium(std::string_view medium);
-Status CheckColdMedium(std::string_view medium);
+Result<MediumKind> ParseColdMedium(std::string_view medium);
+Result<CxlKind> ParseCxlSource(std::string_view source);
+/// Which of path and NUMA node goes with which source.
+Status CheckCxlPlace(const TierConfig& tier);
 Status CheckTails(std::string_view tails);
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes);
-/// There is a tier, and no tier is more exact than the one above it.
+/// There is a tier, no tier is more exact than the one above it, and of the cold ones CXL comes first.
 Status CheckLadder(const std::vector<TierConfig>& tiers);
 
 }  // namespace kvtier

@@ -53,6 +53,33 @@ TEST(Config, ReadsTheWholeLadder) {
   EXPECT_EQ(config->metrics.port, 9464);
 }
 
+TEST(Config, ACxlTierIsAPathANodeOrWhatIsThere) {
+  const char* const start = "[[tier.cold]]\nmedium = \"cxl\"\ncapacity = \"1GiB\"\n";
+  const auto cxl = [&](const std::string& lines) {
+    const Result<Config> config = Parse(start + lines);
+    EXPECT_TRUE(config.ok()) << config.status().ToString();
+    return config.ok() ? config->tiers.at(0) : TierConfig{};
+  };
+  EXPECT_EQ(cxl("").name, "cxl");
+  EXPECT_EQ(cxl("").kind, MediumKind::kCxl);
+  EXPECT_EQ(cxl("").cxl_source, CxlKind::kAuto);
+  EXPECT_EQ(cxl("path = \"auto\"").path, "");
+  EXPECT_EQ(cxl("path = \"/dev/dax0.0\"").path, "/dev/dax0.0");
+  EXPECT_EQ(cxl("source = \"fsdax\"\npath = \"/mnt\"").cxl_source, CxlKind::kFsDax);
+  EXPECT_EQ(cxl("numa_node = 2").numa_node, 2u);
+  EXPECT_EQ(cxl("source = \"numa\"").cxl_source, CxlKind::kNuma);
+}
+
+TEST(Config, CxlGoesAboveNvme) {
+  const Result<Config> config = Parse(
+      "[[tier.cold]]\nmedium = \"cxl\"\npath = \"/x\"\ncapacity = \"1GiB\"\n"
+      "[[tier.cold]]\npath = \"/y\"\ncapacity = \"2GiB\"\n");
+  ASSERT_TRUE(config.ok()) << config.status().ToString();
+  ASSERT_EQ(config->tiers.size(), 2u);
+  EXPECT_EQ(config->tiers[0].name, "cxl");
+  EXPECT_EQ(config->tiers[1].name, "cold");
+}
+
 TEST(Config, AnySingleTierIsEnough) {
   for (const char* text : {"[tier.hot]\ncapacity = \"64MiB\"", "[tier.warm]\ncapacity = 67108864",
                            "[[tier.cold]]\npath = \"/x\"\ncapacity = \"1GiB\""}) {
@@ -158,6 +185,9 @@ std::string Hot(const std::string& lines) {
 std::string Cold(const std::string& lines) {
   return "[[tier.cold]]\npath = \"/c\"\ncapacity = \"1GiB\"\n" + lines;
 }
+std::string Cxl(const std::string& lines) {
+  return "[[tier.cold]]\nmedium = \"cxl\"\ncapacity = \"1GiB\"\n" + lines;
+}
 std::string Server(const std::string& line) {
   return "[server]\n" + line + "\n" + Hot("");
 }
@@ -183,7 +213,9 @@ INSTANTIATE_TEST_SUITE_P(
                   "kvtier.toml:1: cold tiers are written [[tier.cold]]"},
         BadConfig{"HotAsAnArray", "[[tier.hot]]\ncapacity = 1\n",
                   "kvtier.toml:1: [tier.hot] must be one table"},
-        BadConfig{"TwoColdTiers", Cold(Cold("")), "kvtier.toml:4: this version takes one [[tier.cold]]"},
+        BadConfig{"TwoColdTiers", Cold(Cold("")), "kvtier.toml: two cold tiers of one medium"},
+        BadConfig{"CxlBelowNvme", Cold(Cxl("")),
+                  "kvtier.toml: a cold tier of medium cxl goes above one of nvme"},
         BadConfig{"NoCapacity", "[tier.hot]\n", "kvtier.toml:1: [tier.hot] capacity: is required"},
         BadConfig{
             "CapacityThatIsNoSize", "[tier.hot]\ncapacity = \"12XB\"\n",
@@ -201,11 +233,21 @@ INSTANTIATE_TEST_SUITE_P(
                   "kvtier.toml:3: [tier.hot] medium: unknown medium \"tape\" (known here: host)"},
         BadConfig{"MediumOfAnotherType", Hot("medium = 3\n"),
                   "kvtier.toml:3: [tier.hot] medium: must be a string"},
+        BadConfig{"UnknownCxlSource", Cxl("source = \"tape\"\n"),
+                  "kvtier.toml:4: [tier.cold] source: must be \"auto\", \"devdax\", \"fsdax\", \"file\" or "
+                  "\"numa\""},
+        BadConfig{"CxlPathAndNode", Cxl("path = \"/dev/dax0.0\"\nnuma_node = 1\n"),
+                  "kvtier.toml:5: [tier.cold] numa_node: memory of a NUMA node has no path"},
+        BadConfig{"CxlFileWithoutPath", Cxl("source = \"file\"\n"),
+                  "kvtier.toml:4: [tier.cold] source: a file needs a path"},
+        BadConfig{"CxlNodeOfADevice", Cxl("source = \"devdax\"\nnuma_node = 1\n"),
+                  "kvtier.toml:5: [tier.cold] numa_node: numa_node is for source = \"numa\""},
         BadConfig{
-            "Cxl", Cold("medium = \"cxl\"\n"),
-            "kvtier.toml:4: [tier.cold] medium: \"cxl\" is not supported by this version; use \"nvme\""},
+            "NvmeKeyInCxl", Cxl("direct_io = true\n"),
+            "kvtier.toml:4: [tier.cold] direct_io: unknown key (known: medium, source, path, numa_node, "
+            "segment, capacity, codec, high_watermark, low_watermark)"},
         BadConfig{"UnknownColdMedium", Cold("medium = \"host\"\n"),
-                  "kvtier.toml:4: [tier.cold] medium: unknown medium \"host\" (known here: nvme)"},
+                  "kvtier.toml:4: [tier.cold] medium: unknown medium \"host\" (known here: cxl, nvme)"},
         BadConfig{"TailsWhileRoom", Cold("tails = \"while_room\"\n"),
                   "kvtier.toml:4: [tier.cold] tails: \"while_room\" is not supported by this version; use "
                   "\"never\""},
@@ -218,9 +260,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"SegmentTooLargeForTheTier", Cold("segment = \"512MiB\"\n"),
                   "kvtier.toml:4: [tier.cold] segment: capacity must hold at least four segments"},
         BadConfig{"HostKeyInCold", Cold("watermark = 1\n"),
-                  "kvtier.toml:4: [tier.cold] watermark: unknown key (known: medium, path, segment, "
-                  "capacity, direct_io, "
-                  "tails, codec, high_watermark, low_watermark)"},
+                  "kvtier.toml:4: [tier.cold] watermark: unknown key (known: medium, path, direct_io, "
+                  "tails, segment, capacity, codec, high_watermark, low_watermark)"},
         BadConfig{"WatermarksCrossed", Hot("high_watermark = 0.5\nlow_watermark = 0.6\n"),
                   "kvtier.toml:4: [tier.hot] low_watermark: low_watermark must be below high_watermark"},
         BadConfig{"WatermarkAboveOne", Hot("high_watermark = 1.5\n"),
