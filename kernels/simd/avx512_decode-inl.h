@@ -6,6 +6,7 @@
 
 #include "kernels/simd/avx512_decode_k-inl.h"
 #include "kernels/simd/avx512_decode_v-inl.h"
+#include "kernels/simd/avx512_decode_v_int2-inl.h"
 #include "kernels/team.h"
 
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
@@ -16,13 +17,16 @@ using DecodeRows = void (*)(const DequantizeArgs& args, uint32_t head, const Row
                             const simd::RowTargets& targets);
 
 struct LayerDecoders {
-  DecodeRows k, v;
+  DecodeRows k, k_of_origin;  ///< the second where HeadRanges::takes_origin()
+  DecodeRows v, v_int2;       ///< the second where HeadRanges::has_int2_scales(); null where there is none
 };
 
-template <typename Sink>
+template <typename Sink, OriginIn kOriginIn>
 DecodeRows KDecoder(const RowSteps& steps) {
-  if (!steps.IsEven()) return DecodeK<Sink, kRagged>;
-  return steps.tiles == 1 ? DecodeK<Sink, 1> : steps.tiles == 2 ? DecodeK<Sink, 2> : DecodeK<Sink, 4>;
+  if (!steps.IsEven()) return DecodeK<Sink, kRagged, kOriginIn>;
+  return steps.tiles == 1   ? DecodeK<Sink, 1, kOriginIn>
+         : steps.tiles == 2 ? DecodeK<Sink, 2, kOriginIn>
+                            : DecodeK<Sink, 4, kOriginIn>;
 }
 template <typename Sink, VForm kForm>
 DecodeRows VDecoder(const RowSteps& steps) {
@@ -32,10 +36,22 @@ DecodeRows VDecoder(const RowSteps& steps) {
                             : DecodeV<Sink, 4, kForm>;
 }
 template <typename Sink>
+DecodeRows VInt2Decoder(const RowSteps& steps) {
+  if constexpr (Sink::kType == DType::kFp16) {
+    if (!steps.IsEven()) return nullptr;
+    return steps.tiles == 1   ? DecodeVInt2<Sink::kStores, 1>
+           : steps.tiles == 2 ? DecodeVInt2<Sink::kStores, 2>
+                              : DecodeVInt2<Sink::kStores, 4>;
+  }
+  return nullptr;
+}
+template <typename Sink>
 LayerDecoders DecodersInto(const RowSteps& k_steps, const RowSteps& v_steps, VForm form) {
-  return {.k = KDecoder<Sink>(k_steps),
+  return {.k = KDecoder<Sink, OriginIn::kCode>(k_steps),
+          .k_of_origin = KDecoder<Sink, OriginIn::kMinimum>(k_steps),
           .v = form == VForm::kRotated ? VDecoder<Sink, VForm::kRotated>(v_steps)
-                                       : VDecoder<Sink, VForm::kPlain>(v_steps)};
+                                       : VDecoder<Sink, VForm::kPlain>(v_steps),
+          .v_int2 = form == VForm::kPlain ? VInt2Decoder<Sink>(v_steps) : nullptr};
 }
 
 /// All sections at once, so that memory's answers overlap.
@@ -59,17 +75,19 @@ void DecodeLayer(const DequantizeArgs& args) {
   const simd::RowTargets targets(args);
   const RowSteps k_steps(args.shape.k_dim), v_steps(args.shape.v_dim);
   const PlaneReader k_reader(k_steps), v_reader(v_steps);
-  HeadRanges ranges(args, k_steps);
   const bool streams = args.out.stores == Stores::kStreaming && targets.AreAligned(args.shape);
   const VForm form = args.out.v_form;
   const LayerDecoders decoders = streams
                                      ? DecodersInto<Sink<dtype, Stores::kStreaming>>(k_steps, v_steps, form)
                                      : DecodersInto<Sink<dtype, Stores::kCached>>(k_steps, v_steps, form);
+  HeadRanges ranges(args, k_steps, v_steps);
   for (uint32_t head = 0; head < args.shape.kv_heads; ++head) {
     if (ranges.Load(head)) {
       simd::DecodeRawRows(args, head, targets);
-      decoders.k(args, head, k_steps, k_reader, ranges, targets);
-      decoders.v(args, head, v_steps, v_reader, ranges, targets);
+      (ranges.takes_origin() ? decoders.k_of_origin : decoders.k)(args, head, k_steps, k_reader, ranges,
+                                                                  targets);
+      (ranges.has_int2_scales() ? decoders.v_int2 : decoders.v)(args, head, v_steps, v_reader, ranges,
+                                                                targets);
     } else {
       alignas(kScratchAlign) std::byte scratch[sizeof(DequantizeScratch)];
       Dequantize(SerialTeam(head, scratch), args);

@@ -7,8 +7,10 @@
 #include <immintrin.h>
 
 #include "kernels/dequantize.h"
+#include "kernels/simd/avx512_codes_k-inl.h"
 #include "kernels/simd/avx512_planes-inl.h"
 #include "kernels/simd/avx512_store-inl.h"
+#include "kernels/simd/int2_values.h"
 
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
 namespace kvtier::HWY_NAMESPACE {
@@ -16,19 +18,27 @@ namespace kvtier::HWY_NAMESPACE {
 /// fp32 accumulators of integers: the bits of 1.5 * 2^23 plus n are those of 1.5 * 2^23 + n.
 inline constexpr float kIntegerOrigin = 12582912.0f;
 
+/// Whether there is a DecodeVInt2 for a layer.
+inline bool TakesInt2Values(const DequantizeArgs& args, const RowSteps& v_steps) {
+  return args.in.v_low == nullptr && args.out.v_form == VForm::kPlain && args.out.dtype == DType::kFp16 &&
+         v_steps.IsEven();
+}
+
 /// Filled by Load for one head after the other. Loading fails where the rest of the path would not give the
 /// reference's bytes: ranges that reach beyond fp16 (they need the clamp), damaged scales and boost ids.
 class HeadRanges {
  public:
   alignas(64) float scale[kMaxHeadDim];
-  alignas(64) float minimum[kMaxHeadDim];  ///< the INT2 one where codes have no low bits
+  alignas(64) float minimum[kMaxHeadDim];         ///< the INT2 one where codes have no low bits
+  alignas(64) float origin_minimum[kMaxHeadDim];  ///< less kCodeOrigin * scale; exact if takes_origin()
   /// Per (token, group): what z is multiplied by (s/16, or s/2 where it stays rotated), and that times
   /// -kIntegerOrigin.
   alignas(64) float v_factor[kMaxTokens * kSlots];
   alignas(64) float v_origin[kMaxTokens * kSlots];
-  FieldGather boost;
+  BoostGather boost;
 
-  HeadRanges(const DequantizeArgs& args, const RowSteps& k_steps) : args_(args), k_steps_(k_steps) {
+  HeadRanges(const DequantizeArgs& args, const RowSteps& k_steps, const RowSteps& v_steps)
+      : args_(args), k_steps_(k_steps), takes_int2_values_(TakesInt2Values(args, v_steps)) {
     has_boost_ = args.in.boost_ids != nullptr && args.in.k_low == nullptr;
     if (!has_boost_) return;
     boost = {};
@@ -36,16 +46,21 @@ class HeadRanges {
     for (uint32_t i = 0; i < nb; ++i) {
       const PlaneField from = FieldOf(nb, i);
       boost_byte_[i] = static_cast<uint8_t>(from.byte);
-      boost_field_[i] = static_cast<uint8_t>(from.field);
+      // Low bits go to bits 2 and 3 of a byte.
+      boost_bits_[i] = static_cast<uint8_t>(2 * from.field - 2);
     }
   }
 
   bool has_boost() const { return has_boost_; }
+  bool takes_origin() const { return takes_origin_; }
+  bool has_int2_scales() const { return has_int2_scales_; }
 
   [[nodiscard]] bool Load(uint32_t head) {
     for (uint64_t& channels : boosted_) channels = 0;
     if (has_boost_ && !LoadBoost(head)) return false;
-    return LoadK(head) && LoadV(head);
+    if (!LoadK(head)) return false;
+    has_int2_scales_ = takes_int2_values_ && AreInt2Scales(head);
+    return has_int2_scales_ || LoadV(head);
   }
 
  private:
@@ -57,7 +72,8 @@ class HeadRanges {
     const uint64_t first = uint64_t{head} * k_dim;
     const bool is_int2 = args_.in.k_low == nullptr;
     const __m512 limit = _mm512_set1_ps(kFp16Max);
-    __mmask16 is_tame = 0xffff;
+    const __m512 code_origin = _mm512_set1_ps(kCodeOrigin);
+    __mmask16 is_tame = 0xffff, is_exact = 0xffff;
     for (uint32_t c = 0; c < k_dim; c += kLanes) {
       const uint8_t* const scale_at = args_.in.k_scale + 2 * (first + c);
       const uint8_t* const minimum_at = args_.in.k_min + 2 * (first + c);
@@ -70,9 +86,18 @@ class HeadRanges {
       // 1.5 s is exact, so that this rounds once as 1.5 * s + m does.
       const auto boosted = static_cast<__mmask16>(boosted_[c / 64] >> c % 64);
       const __m512 int2 = _mm512_fmadd_ps(s, _mm512_set1_ps(1.5f), m);
+      const __m512 least = is_int2 ? _mm512_mask_blend_ps(boosted, int2, m) : m;
+      const __m512 added = _mm512_mul_ps(code_origin, s);
+      const __m512 less = _mm512_sub_ps(least, added);
+      // A sum is exact if it gives back both. (A negative scale would make -0 of a code of 0.)
+      is_exact &= _mm512_cmp_ps_mask(_mm512_sub_ps(least, less), added, _CMP_EQ_OQ) &
+                  _mm512_cmp_ps_mask(_mm512_add_ps(less, added), least, _CMP_EQ_OQ) &
+                  ~_mm512_movepi32_mask(_mm512_castps_si512(s));
       _mm512_store_ps(scale + c, s);
-      _mm512_store_ps(minimum + c, is_int2 ? _mm512_mask_blend_ps(boosted, int2, m) : m);
+      _mm512_store_ps(minimum + c, least);
+      _mm512_store_ps(origin_minimum + c, less);
     }
+    takes_origin_ = is_exact == 0xffff;
     return is_tame == 0xffff;
   }
 
@@ -93,6 +118,22 @@ class HeadRanges {
       _mm512_store_ps(v_origin + i, _mm512_mul_ps(factor, _mm512_set1_ps(-kIntegerOrigin)));
     }
     return _mm_cmpgt_epu8_mask(largest, _mm_set1_epi8(static_cast<char>(kLargestScaleByte))) == 0;
+  }
+
+  /// Whether DecodeVInt2 has all products of these scales.
+  bool AreInt2Scales(uint32_t head) const {
+    const uint32_t scales = PaddedTokens(args_.shape) * VGroups(args_.shape);
+    const uint8_t* bytes = args_.in.v_scale + uint64_t{head} * scales;
+    const __m512i least = _mm512_set1_epi8(static_cast<char>(simd::kInt2ScaleMin));
+    const __m512i range = _mm512_set1_epi8(static_cast<char>(kLargestScaleByte - simd::kInt2ScaleMin));
+    __mmask64 others = 0;
+    for (uint32_t i = 0; i < scales; i += 64) {
+      const __m512i scale = _mm512_maskz_loadu_epi8(FirstBytes(scales - i < 64 ? scales - i : 64), bytes + i);
+      // One comparison for both ends: what is too small wraps around.
+      others |= _mm512_mask_cmpgt_epu8_mask(_mm512_test_epi8_mask(scale, scale),
+                                            _mm512_sub_epi8(scale, least), range);
+    }
+    return others == 0;
   }
 
   /// Ids are copied once: the image may change under the reader. Only ascending ids below k_dim are taken,
@@ -139,33 +180,27 @@ class HeadRanges {
     for (uint32_t tile = 0; tile < k_steps_.tiles; ++tile) {
       const uint64_t channels = boosted_[tile];
       const __m512i byte = _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_byte_ + before));
-      const __m512i field = _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_field_ + before));
+      const __m512i bits = _mm512_maskz_expand_epi8(channels, _mm512_loadu_si512(boost_bits_ + before));
       before += static_cast<uint32_t>(_mm_popcnt_u64(channels));
-      SpreadQuarter<0>(tile, byte, field, channels);
-      SpreadQuarter<1>(tile, byte, field, channels);
-      SpreadQuarter<2>(tile, byte, field, channels);
-      SpreadQuarter<3>(tile, byte, field, channels);
+      // Plus 8 * (byte % 8); the instruction that takes it looks at six bits.
+      const __m512i offset = _mm512_add_epi8(bits, _mm512_set1_epi64(0x3830282018100800));
+      for (uint32_t row = 0; row < k_steps_.rows; ++row) {
+        const uint32_t at = (row * k_steps_.tiles + tile) * kTileBytes;
+        const __m512i row_start = _mm512_set1_epi8(static_cast<char>(row * args_.shape.nb / 4));
+        const __m512i source =
+            _mm512_mask_add_epi8(_mm512_set1_epi8(BoostGather::kZeroByte), channels, byte, row_start);
+        StoreQuarter<0>(source, offset, at);
+        StoreQuarter<1>(source, offset, at);
+        StoreQuarter<2>(source, offset, at);
+        StoreQuarter<3>(source, offset, at);
+      }
     }
   }
-  /// 16 channels of a tile, in every row of a step.
-  template <int k>
-  HWY_INLINE void SpreadQuarter(uint32_t tile, __m512i tile_byte, __m512i tile_field, uint64_t channels) {
-    const __m128i byte = _mm512_extracti32x4_epi32(tile_byte, k),
-                  field = _mm512_extracti32x4_epi32(tile_field, k);
-    // 8 * (byte % 8) + 2 * field - 2k; the instruction that takes it looks at six bits.
-    const __m128i byte_bits = _mm_set1_epi64x(0x3830282018100800);
-    const __m128i offset =
-        _mm_sub_epi8(_mm_add_epi8(byte_bits, _mm_add_epi8(field, field)), _mm_set1_epi8(2 * k));
-    const __m128i wanted = _mm_maskz_set1_epi8(static_cast<__mmask16>(channels >> k * kTileBytes),
-                                               static_cast<char>(3 << 2 * k));
-    const uint32_t row_bytes = args_.shape.nb / 4;
-    for (uint32_t row = 0; row < k_steps_.rows; ++row) {
-      const uint32_t at = (row * k_steps_.tiles + tile) * kTileBytes;
-      const __m128i row_start = _mm_set1_epi8(static_cast<char>(row * row_bytes));
-      _mm_store_si128(reinterpret_cast<__m128i*>(boost.source[k] + at), _mm_add_epi8(byte, row_start));
-      _mm_store_si128(reinterpret_cast<__m128i*>(boost.bit_offset[k] + at), offset);
-      _mm_store_si128(reinterpret_cast<__m128i*>(boost.wanted[k] + at), wanted);
-    }
+  template <int q>
+  HWY_INLINE void StoreQuarter(__m512i source, __m512i offset, uint32_t at) {
+    _mm_store_si128(reinterpret_cast<__m128i*>(boost.source[q] + at), _mm512_extracti32x4_epi32(source, q));
+    _mm_store_si128(reinterpret_cast<__m128i*>(boost.bit_offset[q] + at),
+                    _mm512_extracti32x4_epi32(offset, q));
   }
 
   static HWY_INLINE __m512 LoadHalves(const uint8_t* halves) {
@@ -181,9 +216,12 @@ class HeadRanges {
   const DequantizeArgs& args_;
   const RowSteps k_steps_;
   bool has_boost_;
+  const bool takes_int2_values_;
+  bool takes_origin_ = false;
+  bool has_int2_scales_ = false;
   uint64_t boosted_[kMaxHeadDim / 64] = {};    ///< channels of this head, by bit
   uint8_t boost_byte_[kMaxHeadDim + 64] = {};  ///< of a row of the boost plane, by index among ids
-  uint8_t boost_field_[kMaxHeadDim + 64] = {};
+  uint8_t boost_bits_[kMaxHeadDim + 64] = {};
 };
 
 }  // namespace kvtier::HWY_NAMESPACE

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/simd/avx512_codes_k-inl.h"
 #include "kernels/simd/avx512_decode_head-inl.h"
 #include "kernels/simd/avx512_planes-inl.h"
 #include "kernels/simd/avx512_store-inl.h"
@@ -14,69 +15,93 @@
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
 namespace kvtier::HWY_NAMESPACE {
 
-/// One tile, or the first `quarters` times 16 elements of it. Codes of quarters 2 and 3 are taken where they
-/// are, 16 times too large; their scales are 16 times too small (both exactly).
-template <typename Sink>
-HWY_INLINE void DecodeKTile(const PackedCodes& codes, uint32_t slot, const __m512* scale,
-                            const __m512* minimum, uint32_t quarters, std::byte* target) {
-  const __m512i even = _mm512_permutexvar_epi8(TileToDwords(slot), codes.even);
-  const __m512i odd = _mm512_permutexvar_epi8(TileToDwords(slot), codes.odd);
+/// The codes of one head, a step at a time.
+template <uint32_t kTiles>
+class KSteps {
+ public:
+  KSteps(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, const PlaneReader& reader,
+         const HeadRanges& ranges)
+      : reader_(reader),
+        boost_(ranges.boost),
+        row_bytes_(steps.dim / 4),
+        boost_row_bytes_(args.shape.nb / 4u),
+        boost_bytes_(FirstBytes(static_cast<uint32_t>(steps.rows * boost_row_bytes_))) {
+    const uint64_t first_row = PlaneRow(args.shape, head, 0);
+    high_ = args.in.k_high + first_row * row_bytes_;
+    if (args.in.k_low != nullptr) low_ = args.in.k_low + first_row * row_bytes_;
+    if (ranges.has_boost()) boost_low_ = args.in.boost_low + first_row * boost_row_bytes_;
+  }
+
+  HWY_INLINE KCodes Read(uint32_t token) const {
+    const __m512i high = reader_.Read<kTiles>(high_ + token * row_bytes_);
+    if (low_ != nullptr) return CodesOfPlanes(high, reader_.Read<kTiles>(low_ + token * row_bytes_));
+    KCodes codes = CodesOfHighPlane(high);
+    if (boost_low_ == nullptr) return codes;
+    const uint8_t* const boost = boost_low_ + token * boost_row_bytes_;
+    PrefetchAhead(boost);
+    boost_.AddTo(codes, _mm512_maskz_loadu_epi8(boost_bytes_, boost));
+    return codes;
+  }
+
+ private:
+  const PlaneReader& reader_;
+  const BoostGather& boost_;
+  const uint64_t row_bytes_, boost_row_bytes_;
+  const __mmask64 boost_bytes_;
+  const uint8_t* high_;
+  const uint8_t* low_ = nullptr;
+  const uint8_t* boost_low_ = nullptr;
+};
+
+/// Where kCodeOrigin, with which codes come, is taken away: once a channel, or from every code where a
+/// channel has no fp32 for that.
+enum class OriginIn : uint8_t { kMinimum, kCode };
+
+/// One tile, or the first `quarters` times 16 elements of it.
+template <typename Sink, OriginIn kOriginIn>
+HWY_INLINE void DecodeKTile(const KCodes& codes, uint32_t slot, const __m512* scale, const __m512* minimum,
+                            uint32_t quarters, std::byte* target) {
+  const __m512 origin = _mm512_set1_ps(kCodeOrigin);
+  const __m512i to_third = TileToThirdBytes(slot);
+  const __mmask64 third = 0x4444444444444444;
 #pragma GCC unroll 4
   for (uint32_t q = 0; q < 4; ++q) {
     if (q >= quarters) break;
-    const __m512i code = _mm512_and_si512(q % 2 == 0 ? even : odd, _mm512_set1_epi32(q < 2 ? 0x0f : 0xf0));
-    // c * s is exact, so that this rounds once as c * s + m does.
-    Sink::Put(target + q * Sink::kStepBytes, _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale[q], minimum[q]));
+    __m512 code = _mm512_castsi512_ps(
+        _mm512_mask_permutexvar_epi8(_mm512_castps_si512(origin), third, to_third, codes.quarter[q]));
+    if constexpr (kOriginIn == OriginIn::kCode) code = _mm512_sub_ps(code, origin);
+    // The product is exact, and so is what the origin adds to it: this rounds once as c * s + m does.
+    Sink::Put(target + q * Sink::kStepBytes, _mm512_fmadd_ps(code, scale[q], minimum[q]));
   }
 }
 
-template <typename Sink, uint32_t kTiles>
+template <typename Sink, uint32_t kTiles, OriginIn kOriginIn>
 void DecodeK(const DequantizeArgs& args, uint32_t head, const RowSteps& steps, const PlaneReader& reader,
              const HeadRanges& ranges, const simd::RowTargets& targets) {
-  const uint64_t row_bytes = steps.dim / 4, boost_row_bytes = args.shape.nb / 4u;
-  const uint64_t first_row = PlaneRow(args.shape, head, 0);
-  const uint8_t* const high_rows = args.in.k_high + first_row * row_bytes;
-  const uint8_t* const low_rows = args.in.k_low != nullptr ? args.in.k_low + first_row * row_bytes : nullptr;
-  const uint8_t* const boost_rows =
-      ranges.has_boost() ? args.in.boost_low + first_row * boost_row_bytes : nullptr;
-  const __mmask64 boost_bytes = FirstBytes(static_cast<uint32_t>(steps.rows * boost_row_bytes));
   // In registers where a row has one tile or two.
   constexpr uint32_t kVectors = (kTiles != kRagged ? kTiles : kSlots) * 4;
   __m512 scale[kVectors], minimum[kVectors];
+  const float* const minima = kOriginIn == OriginIn::kMinimum ? ranges.origin_minimum : ranges.minimum;
   for (uint32_t i = 0; i < kVectors; ++i) {
-    const __m512 part = _mm512_set1_ps(i % 4 < 2 ? 1.0f : 1.0f / 16);
-    scale[i] = _mm512_mul_ps(_mm512_load_ps(ranges.scale + i * kLanes), part);
-    minimum[i] = _mm512_load_ps(ranges.minimum + i * kLanes);
+    scale[i] = _mm512_load_ps(ranges.scale + i * kLanes);
+    minimum[i] = _mm512_load_ps(minima + i * kLanes);
   }
-
-  const auto read_codes = [&](uint32_t token) HWY_ATTR {
-    const __m512i high = reader.Read<kTiles>(high_rows + token * row_bytes);
-    __m512i low = _mm512_setzero_si512();
-    if (low_rows != nullptr) {
-      low = reader.Read<kTiles>(low_rows + token * row_bytes);
-    } else if (boost_rows != nullptr) {
-      const uint8_t* boost = boost_rows + token * boost_row_bytes;
-      PrefetchAhead(boost);
-      low = ranges.boost(_mm512_maskz_loadu_epi8(boost_bytes, boost));
-    }
-    return PackCodes(high, low);
-  };
+  const KSteps<kTiles> rows(args, head, steps, reader, ranges);
   StepSlots<kTiles, Sink::kElementBytes> slots(args.shape, steps, targets.K(head), targets.token_offset);
   uint32_t token = slots.first_token();
   if (token >= slots.tokens()) return;  // all rows are raw
-  PackedCodes codes = read_codes(token);
-  while (token < slots.tokens()) {
+  KCodes next = rows.Read(token);
+  for (; token < slots.tokens(); token += steps.rows) {
+    const KCodes codes = next;
     const uint32_t next_token = token + steps.rows;
-    const PackedCodes next_codes = read_codes(next_token < slots.tokens() ? next_token : token);
+    next = rows.Read(next_token < slots.tokens() ? next_token : token);
     slots.MoveTo(token);
 #pragma GCC unroll 4
     for (uint32_t slot = 0; slot < kSlots; ++slot) {
       const uint32_t first = slots.Tile(slot) * 4;
-      DecodeKTile<Sink>(codes, slot, scale + first, minimum + first, slots.Quarters(slot),
-                        slots.Target(slot));
+      DecodeKTile<Sink, kOriginIn>(codes, slot, scale + first, minimum + first, slots.Quarters(slot),
+                                   slots.Target(slot));
     }
-    token = next_token;
-    codes = next_codes;
   }
 }
 

@@ -184,6 +184,11 @@ HWY_INLINE __m512i TileToDwords(uint32_t slot) {
   return _mm512_add_epi32(lane, _mm512_set1_epi32(static_cast<int>(slot * kTileBytes)));
 }
 
+/// For _mm512_permutexvar_epi8: byte j of tile `slot` to the third byte of dword j.
+HWY_INLINE __m512i TileToThirdBytes(uint32_t slot) {
+  return _mm512_slli_epi32(TileToDwords(slot), 16);
+}
+
 /// For _mm512_permutex2var_epi8(even, _, odd): the even bytes of tile `slot` to the low bytes of words 0..15,
 /// its odd ones to words 16..31.
 HWY_INLINE __m512i TileToWords(uint32_t slot) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <random>
 
 #include "kernels/quantize.h"
@@ -226,6 +227,73 @@ TEST_P(SimdDecodeTest, DecodesEveryScaleOfVAsThePortableBodyDoes) {
     for (uint32_t i = 0; i < 256; ++i) layer.v_scale[i] = static_cast<uint8_t>(std::min(i, highest));
     ExpectPortableBytes(shape, layer);
   }
+}
+
+TEST_P(SimdDecodeTest, RotatesTheLargestSumsBackAtEveryScaleOfVAsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  for (const uint32_t v_dim : {64u, 128u, 256u}) {
+    const BlockShape shape = {.layers = 1,
+                              .kv_heads = 4,
+                              .k_dim = 16,
+                              .v_dim = static_cast<uint16_t>(v_dim),
+                              .tokens = 128,
+                              .nraw = 1};
+    Layer layer(shape);
+    layer.Encode(random);
+    const uint32_t head_groups = 128 * VGroups(shape);
+    // Of scales whose products are all normal; those and zero; all; those and the next smaller ones.
+    const auto scale_of = [&](uint32_t group) -> uint32_t {
+      const uint32_t head = group / head_groups;
+      if (head == 1 && random() % 4 == 0) return 0;
+      if (head == 2) return 1 + group % 200;
+      return head == 3 ? 8 + group % 193 : 16 + group % 185;
+    };
+    for (uint32_t group = 0; group < 4 * head_groups; ++group) {
+      layer.v_scale[group] = static_cast<uint8_t>(scale_of(group));
+      if (group % 3 == 0) continue;  // keeps codes of an encoder
+      // One row of H64 or its negative: a sum of which all terms are as large as can be, the others zero.
+      uint8_t codes[kTileCodes];
+      const uint32_t row = random() % 128;
+      for (uint32_t i = 0; i < kTileCodes; ++i)
+        codes[i] = std::popcount(row % 64 & i) % 2 == static_cast<int>(row / 64) ? 15 : 0;
+      PackTile<kHighShift>(codes, kTileCodes, layer.v_high + group * kTileBytes);
+    }
+    ExpectPortableBytes(shape, layer);
+  }
+}
+
+TEST_P(SimdDecodeTest, DecodesMinimaFarFromScalesAsThePortableBodyDoes) {
+  const BlockShape shape = {.layers = 1, .kv_heads = 106, .k_dim = 64, .v_dim = 16, .tokens = 4, .nb = 32};
+  std::mt19937 random(kSeed);
+  Layer layer(shape);
+  layer.Encode(random);
+  // Exponents of a head's minima are those of its scales plus -24 .. 28; one sign a head.
+  for (uint32_t head = 0; head < 106; ++head) {
+    const int32_t apart = static_cast<int32_t>(head / 2) - 24;
+    for (uint32_t c = 0; c < 64; ++c) {
+      const int32_t least = std::max(1, 1 - apart), most = std::min(25, 29 - apart);
+      const auto scale =
+          static_cast<uint32_t>(least + static_cast<int32_t>(random() % 8) % (most - least + 1));
+      const uint32_t minimum = scale + static_cast<uint32_t>(apart);
+      Store16(layer.k_scale + 2 * (head * 64 + c), static_cast<uint16_t>(scale << 10 | random() % 1024));
+      Store16(layer.k_min + 2 * (head * 64 + c),
+              static_cast<uint16_t>(head % 2 << 15 | minimum << 10 | random() % 1024));
+    }
+  }
+  ExpectPortableBytes(shape, layer);
+}
+
+TEST_P(SimdDecodeTest, KeepsTheSignsOfZerosOfTheReference) {
+  const BlockShape shape = {.layers = 1, .kv_heads = 4, .k_dim = 64, .v_dim = 16, .tokens = 4, .nb = 32};
+  std::mt19937 random(kSeed);
+  Layer layer(shape);
+  layer.Encode(random);
+  constexpr std::array<uint16_t, 4> kScales = {0x3400, 0xb400, 0x8000, 0x0000};
+  for (uint32_t i = 0; i < 4 * 64; ++i) {
+    Store16(layer.k_scale + 2 * i, kScales[i / 64]);
+    Store16(layer.k_min + 2 * i, static_cast<uint16_t>(i % 2 << 15));
+  }
+  ExpectPortableBytes(shape, layer);
 }
 
 TEST_P(SimdDecodeTest, DecodesRangesAtTheEdgesAsThePortableBodyDoes) {
