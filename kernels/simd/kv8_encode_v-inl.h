@@ -138,7 +138,11 @@ struct Kv8VDivisor {
     const FloatTag df;
     constexpr bool kIsScaled = std::is_same_v<Source, ScaledFp16Source>;
     const auto quotient = kIsScaled ? hn::Div(x, divisor) : hn::MulAdd(x, inverse_rest, hn::Mul(x, inverse));
-    const auto magnitude = MagnitudeAtLeast(quotient, hn::Set(df, 1.5f / 16384));
+    auto magnitude = MagnitudeAtLeast(quotient, hn::Set(df, 1.5f / 16384));
+    if constexpr (kIsScaled) {  // whose quotients may lie anywhere: 1.5 times the power of two
+      const auto exponent = hn::And(magnitude, hn::BitCast(df, hn::Set(Int32Tag(), 0x7f800000)));
+      magnitude = hn::Mul(exponent, hn::Set(df, 1.5f));
+    }
     const auto binades_up = hn::Set(df, 1048576.0f);  // 2^20
     return hn::NegMulAdd(magnitude, binades_up, hn::MulAdd(magnitude, binades_up, quotient));
   }

@@ -231,6 +231,26 @@ TEST_P(SimdKv8Test, RoundsVBesideEveryTieAsThePortableBodyDoesForEveryScale) {
   }
 }
 
+// Every power of two comes out one place below it: no 16-bit source has such quotients.
+TEST_P(SimdKv8Test, RoundsVJustBelowPowersOfTwoAsThePortableBodyDoes) {
+  const BlockShape shape = {
+      .layers = 1, .kv_heads = 1, .k_dim = 256, .v_dim = 256, .tokens = 1, .dtype = DType::kE4m3};
+  std::vector<std::byte> raw(RawLayerBytes(shape));
+  for (size_t i = 0; i < raw.size(); ++i) raw[i] = static_cast<std::byte>((i & kFp8Nan) == kFp8Nan ? 0 : i);
+  const float scale = std::nextafter(1.0f, 0.0f);
+  const Layer expected(shape), actual(shape);
+  const auto quantize = [&](const Layer& layer) {
+    QuantizeKv8Args args = layer.From(raw);
+    args.source.scales = {.k = scale, .v = scale};
+    QuantizeKv8Simd(args);
+  };
+  LimitSimd(SimdLevel::kPortable);
+  quantize(expected);
+  LimitSimd(GetParam());
+  quantize(actual);
+  EXPECT_TRUE(actual.HasBytesOf(expected));
+}
+
 TEST_P(SimdKv8Test, DecodesArbitraryBytesAsThePortableBodyDoes) {
   std::mt19937 random(kSeed);
   for (const BlockShape& shape : Shapes()) {
