@@ -16,13 +16,23 @@ void SegmentAllocator::Recover(const RecoveredSegment& found) {
     return;  // the capacity was larger once: such a segment is not written to any more
   Segment& segment = segments_[found.number];
   KVTIER_CHECK(segment.state == State::kFresh);
-  fresh_.erase(found.number);
   segment.sequence = found.sequence;
   segment.append_at = std::clamp(found.used_bytes, kColdSegmentHeaderBytes, segment_bytes_);
-  const bool has_room = found.sequence != 0 && segment.append_at < segment_bytes_;
-  segment.state = has_room ? State::kOpen : State::kSealed;
-  if (has_room) open_.insert(found.number);
   next_sequence_ = std::max(next_sequence_, found.sequence + 1);
+  // Recycled and not used yet: as before the restart.
+  if (found.sequence != 0 && segment.append_at == kColdSegmentHeaderBytes) return;
+  fresh_.erase(found.number);
+  segment.state = State::kSealed;
+  if (found.sequence == 0 || segment.append_at >= segment_bytes_) return;
+  // Only the newest goes on: the others were sealed with too little room for a record, and are victims.
+  if (!open_.empty()) {
+    const uint32_t other = *open_.begin();
+    if (segments_[other].sequence > found.sequence) return;
+    segments_[other].state = State::kSealed;
+    open_.erase(other);
+  }
+  segment.state = State::kOpen;
+  open_.insert(found.number);
 }
 
 bool SegmentAllocator::Knows(const Place& place) const {

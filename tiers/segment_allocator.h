@@ -70,7 +70,7 @@ class SegmentAllocator {
   uint64_t live_bytes_ = 0;
   std::vector<Segment> segments_;
   std::set<uint32_t> fresh_;
-  std::set<uint32_t> open_;  ///< with room left: more than one only after a restart
+  std::set<uint32_t> open_;  ///< at most one, with room left
 };
 
 }  // namespace kvtier

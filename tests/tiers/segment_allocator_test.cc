@@ -97,5 +97,29 @@ TEST(SegmentAllocator, GoesOnBehindWhatWasRecovered) {
   allocator.CheckInvariants();
 }
 
+/// Else dead segments would not be seen, and what lives would have to go.
+TEST(SegmentAllocator, S40_AfterARestartOnlyTheNewestSegmentGoesOnAndTheOthersAreVictims) {
+  SegmentAllocator allocator(kTier, kSegment, 4);
+  allocator.Recover({.number = 0, .sequence = 8, .used_bytes = 56 * kKiB});  // newest, in use
+  allocator.Recover(
+      {.number = 1, .sequence = 5, .used_bytes = 60 * kKiB});  // was sealed: no room for a record
+  allocator.Recover({.number = 2, .sequence = 7, .used_bytes = 60 * kKiB});                // likewise
+  allocator.Recover({.number = 3, .sequence = 6, .used_bytes = kColdSegmentHeaderBytes});  // recycled, unused
+  const auto recover = [&](uint32_t number, uint64_t sequence, uint64_t offset) {
+    allocator.RecoverRecord(
+        {.tier = kTier, .container = number, .offset = offset, .bytes = 8 * kKiB, .epoch = sequence}, number);
+  };
+  recover(0, 8, 4 * kKiB);
+  recover(2, 7, 4 * kKiB);
+  EXPECT_EQ(allocator.fresh_segments(), 1u);
+  EXPECT_EQ(allocator.Victim(Any), 1u) << "nothing lives in it";
+  EXPECT_EQ(allocator.Append(8 * kKiB, 10)->container, 0u);
+  const std::optional<Place> next = allocator.Append(8 * kKiB, 11);
+  EXPECT_EQ(next->container, 3u);
+  EXPECT_EQ(next->epoch, 6u);
+  EXPECT_EQ(allocator.Victim(Any), 1u);
+  allocator.CheckInvariants();
+}
+
 }  // namespace
 }  // namespace kvtier
