@@ -202,6 +202,7 @@ class DaemonImpl final : public Daemon {
       one.high_watermark = tier.high_watermark;
       one.low_watermark = tier.low_watermark;
       one.segment_bytes = tier.segment_bytes;
+      one.scrub_bytes_per_second = tier.scrub_bytes_per_second;
       one.medium = &arenas_;
       if (const ColdStore* store = cold_tiers_[i].store.get()) {
         one.medium = cold_tiers_[i].store.get();

@@ -139,6 +139,8 @@ constexpr TierGaugeRow kTierGauges[] = {
      "Whether what the tier holds survives a power cut (1) or not (0)."},
     {&TierMetrics::numa_node, "kvtier_tier_numa_node",
      "NUMA node of the tier's memory; -1 where there is none or the system does not say."},
+    {&TierMetrics::scrub_pass_seconds, "kvtier_scrub_last_pass_seconds",
+     "How long the last full pass of the background check took; 0 before the first."},
 };
 
 void AddScalars(const Metrics& metrics, Families& out) {
@@ -153,6 +155,22 @@ void AddScalars(const Metrics& metrics, Families& out) {
     out.One(MetricType::Gauge, row.name, row.help, static_cast<double>((metrics.*row.field).Get()));
   }
 }
+
+struct TierCounterRow {
+  Counter TierMetrics::*field;
+  const char* name;
+  const char* help;
+};
+constexpr TierCounterRow kTierCounters[] = {
+    {&TierMetrics::checksum_failures, "kvtier_tier_checksum_failures_total",
+     "Images whose bytes were not what their checksums say."},
+    {&TierMetrics::scrubbed_blocks, "kvtier_scrubbed_blocks_total", "Blocks that the background check read."},
+    {&TierMetrics::scrubbed_bytes, "kvtier_scrubbed_bytes_total", "Bytes that the background check read."},
+    {&TierMetrics::scrub_corrupt, "kvtier_scrub_corrupt_blocks_total",
+     "Corrupt blocks that the background check found."},
+    {&TierMetrics::scrub_passes, "kvtier_scrub_passes_total",
+     "Times that the background check came through the whole tier."},
+};
 
 struct LabelledCounter {
   const char* value;
@@ -256,13 +274,13 @@ void AddTiers(const Metrics& metrics, const std::vector<std::string>& tiers, Fam
                                    {label, {"operation", one.value}}));
         }
       });
-  AddByTier(metrics, tiers,
-            out.Add(MetricType::Counter, "kvtier_tier_checksum_failures_total",
-                    "Images whose bytes were not what their checksums say."),
-            [](const TierMetrics& tier, const Label& label, Samples& samples) {
-              samples.push_back(
-                  Sample(MetricType::Counter, static_cast<double>(tier.checksum_failures.Get()), {label}));
-            });
+  for (const TierCounterRow& row : kTierCounters) {
+    AddByTier(metrics, tiers, out.Add(MetricType::Counter, row.name, row.help),
+              [&row](const TierMetrics& tier, const Label& label, Samples& samples) {
+                samples.push_back(
+                    Sample(MetricType::Counter, static_cast<double>((tier.*row.field).Get()), {label}));
+              });
+  }
   AddByTier(metrics, tiers,
             out.Add(MetricType::Histogram, "kvtier_acquire_latency_seconds",
                     "Time that acquires took, by the lowest tier that they had to read from."),

@@ -55,9 +55,12 @@ struct TierMetrics {
   Counter evicted_capacity, evicted_removed, evicted_corrupt,
       evicted_superseded;  ///< left the ladder from here, by reason
   Counter write_errors, read_errors, checksum_failures;
-  Gauge circuit_open;                ///< 1 while the tier sheds writes after device errors
-  Gauge persistent;                  ///< 1: what it holds survives a power cut
-  Gauge numa_node;                   ///< where its memory is; -1: none, or the system does not say
+  Counter scrubbed_blocks, scrubbed_bytes, scrub_corrupt,
+      scrub_passes;          ///< of the background check of a cold tier; corrupt ones count as failures too
+  Gauge scrub_pass_seconds;  ///< how long the last full pass took
+  Gauge circuit_open;        ///< 1 while the tier sheds writes after device errors
+  Gauge persistent;          ///< 1: what it holds survives a power cut
+  Gauge numa_node;           ///< where its memory is; -1: none, or the system does not say
   LatencyHistogram acquire_latency;  ///< acquires whose slowest block came from this tier
 };
 

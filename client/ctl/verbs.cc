@@ -236,23 +236,36 @@ Result<std::string> Verbs::Evict(const std::string& tier, uint64_t count) {
 }
 
 Result<std::string> Verbs::Verify(const std::string& tier) {
-  KVTIER_ASSIGN(const uint32_t number, TierNumber(tier));
-  v1::VerifyRequest request;
-  request.set_tier(number);
-  request.set_deadline_ms(Milliseconds(timeout_));
-  v1::VerifyReply reply;
-  KVTIER_TRY(Ask(request, reply));
-  std::string text = fmt::format("checked {}, corrupt {}\n", reply.checked(), reply.corrupt());
-  if (format_ == Format::kJson) {
-    text = JsonWriter()
-               .BeginObject()
-               .Number("checked", reply.checked())
-               .Number("corrupt", reply.corrupt())
-               .EndObject()
-               .str() +
-           '\n';
+  std::vector<uint32_t> tiers;
+  if (tier.empty()) {
+    KVTIER_ASSIGN(const v1::StatsReply stats, Stats());
+    for (int i = 0; i < stats.tiers_size(); ++i) tiers.push_back(static_cast<uint32_t>(i));
+  } else {
+    KVTIER_ASSIGN(const uint32_t number, TierNumber(tier));
+    tiers.push_back(number);
   }
-  if (reply.corrupt() > 0) return kvtier::Status(Code::kDataLoss, text);
+  uint64_t checked = 0, corrupt = 0;
+  std::string lines;
+  JsonWriter json;
+  json.BeginObject().BeginArray("corrupt_keys");
+  for (const uint32_t number : tiers) {
+    v1::VerifyRequest request;
+    request.set_tier(number);
+    request.set_deadline_ms(Milliseconds(timeout_));
+    v1::VerifyReply reply;
+    KVTIER_TRY(Ask(request, reply));
+    checked += reply.checked();
+    corrupt += reply.corrupt();
+    for (const std::string& key : reply.corrupt_keys()) {
+      lines += fmt::format("corrupt in tier {}: {}\n", number, Hex(key));
+      json.BeginObject().Number("tier", number).Text("key", Hex(key)).EndObject();
+    }
+  }
+  json.EndArray().Number("checked", checked).Number("corrupt", corrupt).EndObject();
+  const std::string text = format_ == Format::kJson
+                               ? json.str() + '\n'
+                               : fmt::format("{}checked {}, corrupt {}\n", lines, checked, corrupt);
+  if (corrupt > 0) return kvtier::Status(Code::kDataLoss, text);
   return text;
 }
 

@@ -25,7 +25,7 @@ class Verbs {
   /// `tier` is a name or a number; `count` 0: all.
   Result<std::string> Demote(const std::string& tier, uint64_t count);
   Result<std::string> Evict(const std::string& tier, uint64_t count);
-  /// kDataLoss when a copy was corrupt (its message is the text to print).
+  /// An empty `tier` means all. kDataLoss when a copy was corrupt (its message is the text to print).
   Result<std::string> Verify(const std::string& tier);
   Result<std::string> Drain();
 

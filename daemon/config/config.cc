@@ -241,6 +241,7 @@ Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
   }
   section.Bytes("segment", tier.segment_bytes, kMiB, 1024 * kMiB);
   section.Bytes("capacity", tier.capacity_bytes, 16 * kMiB, 1024 * kTiB);
+  section.Bytes("scrub_rate", tier.scrub_bytes_per_second, 0, kTiB);
   ReadCommonTierKeys(section, tier, "kv2p");
   section.Check("segment", CheckSegment(tier.segment_bytes, tier.capacity_bytes));
   KVTIER_TRY(section.Finish());

@@ -35,6 +35,7 @@ struct TierConfig {
   double high_watermark = 0.95, low_watermark = 0.90;
   std::string path;  ///< cold tiers only, as is all below; cxl: may be empty
   uint64_t segment_bytes = uint64_t{64} << 20;
+  uint64_t scrub_bytes_per_second = uint64_t{1} << 20;
   bool direct_io = true;                ///< nvme
   CxlKind cxl_source = CxlKind::kAuto;  ///< cxl, as is all below
   std::optional<uint32_t> numa_node;

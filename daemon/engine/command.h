@@ -248,8 +248,10 @@ struct AdminEvict {
   uint64_t count = 0;
   Reply<uint64_t> reply;
 };
+inline constexpr size_t kMaxCorruptKeys = 1024;
 struct VerifyReply {
   uint64_t checked = 0, corrupt = 0;
+  std::vector<Key> corrupt_keys;  ///< the first kMaxCorruptKeys of them
 };
 /// Reads and checks every copy in a tier; a corrupt one is quarantined.
 struct AdminVerify {

@@ -23,6 +23,7 @@ struct TierOptions {
   uint64_t segment_bytes = uint64_t{64} << 20;  ///< cold tiers only, as is all below but the medium
   bool persistent = true;                       ///< a commit survives a power cut
   std::string description;                      ///< of the medium, for people; empty: its kind
+  uint64_t scrub_bytes_per_second = 0;          ///< pace of the background check; 0: none
   Medium* medium = nullptr;
 };
 

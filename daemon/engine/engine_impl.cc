@@ -77,6 +77,7 @@ TimePoint EngineImpl::Step(TimePoint now) {
   const bool sweeping = AdvanceSweeps();
   Pump();
   AdvanceRemovals();
+  AdvanceScrubs();
   DispatchJobs();
   PublishGauges();
   if (current_ || sweeping || pump_again_ || deps_.commands.size() > 0 || deps_.completions.size() > 0)
@@ -156,6 +157,7 @@ void EngineImpl::FireTimer(const Timer& timer) {
     }
     case TimerKind::kCircuit:
     case TimerKind::kReclaim:
+    case TimerKind::kScrub:
       return;  // the step that they cause is what matters
   }
 }

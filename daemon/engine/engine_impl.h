@@ -243,10 +243,16 @@ class EngineImpl final : public Engine {
   bool SweepRows(SweepOp& op);
   bool SweepOrder(SweepOp& op);
   void SweepRow(SweepOp& op, EntryId id);
-  void VerifyCopy(SweepOp& op, EntryId id);
+  void VerifyCopy(TierId tier, EntryId id, OpId op);
   void OnVerifyDone(const PendingJob& job, const Completion& completion);
   void OnSweepTransfer(const Waiter& waiter, const Status& status);
   void FinishSweep(SweepOp& op, Code code);
+
+  // scrub.cc
+  void AdvanceScrubs();
+  void AdvanceScrub(Tier& tier);
+  std::optional<EntryId> NextToScrub(Tier& tier);
+  void OnScrubbed(const PendingJob& job, const Completion& completion);
   BlockStats DescribeBlock(EntryId id) const;
 
   template <typename T>

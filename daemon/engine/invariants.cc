@@ -158,6 +158,7 @@ void EngineImpl::CheckQueues() const {
       ++demotions;
       ++frees[transfer.source_class];
     }
+    for (const auto& [id, job] : jobs_) moves += job.kind == PendingJob::Kind::kVerify && job.tier == tier.id;
     KVTIER_CHECK(demotions == tier.demotions_in_flight && moves == tier.moves_in_flight);
     for (const auto& [slot_class, queue] : tier.classes) {
       check(queue.waiting, tier.id);

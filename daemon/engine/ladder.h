@@ -59,6 +59,13 @@ struct Tier {
   Circuit circuit;
   uint32_t recycles_in_flight = 0;
   std::optional<uint32_t> draining_segment;  ///< its blocks move to a lower tier, then it is recycled
+  struct Scrub {
+    uint32_t next_row = 0;
+    bool in_flight = false;
+    TimePoint next_at{};
+    TimePoint pass_began{};
+    uint64_t pass_blocks = 0;
+  } scrub;  ///< the background check
 
   bool host() const { return arenas != nullptr; }
   uint64_t used_bytes() const { return host() ? arenas->used_bytes() : segments->live_bytes(); }

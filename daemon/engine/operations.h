@@ -151,6 +151,7 @@ struct SweepOp {
   uint32_t in_flight = 0;
   uint64_t done = 0;
   uint64_t corrupt = 0;
+  std::vector<Key> corrupt_keys;  ///< the first kMaxCorruptKeys
   Key after;
   uint32_t limit = 0;
   std::vector<Key> found;  ///< kListBlocks: a heap of the smallest keys
@@ -211,8 +212,10 @@ struct PendingJob {
   ArenaId arena{};
   uint32_t segment = 0;
   ModelId model{};
-  OpId op{};  ///< kVerify
+  OpId op{};  ///< kVerify: of whom; 0: the background check
   EntryId entry = kNoEntry;
+  uint64_t bytes = 0;  ///< kVerify
+  Key key{};           ///< kVerify
 };
 
 }  // namespace kvtier

@@ -72,8 +72,9 @@ void EngineImpl::SweepRow(SweepOp& op, EntryId id) {
       op.found.pop_back();
       return;
     case SweepOp::Kind::kVerify:
-      if (entry.Has(op.tier.value)) VerifyCopy(op, id);
-      return;
+      if (!entry.Has(op.tier.value)) return;
+      ++op.in_flight;
+      return VerifyCopy(op.tier, id, op.id);
     case SweepOp::Kind::kDrain: {
       if (!entry.Stored() || entry.copies[op.tier.value].state != CopyState::kAbsent) return;
       const TierId source = BestSource(entry);
@@ -131,14 +132,20 @@ void EngineImpl::OnSweepTransfer(const Waiter& waiter, const Status& status) {
   if (status.ok()) ++found->second.done;
 }
 
-void EngineImpl::VerifyCopy(SweepOp& op, EntryId id) {
-  ladder_.Pin(id, op.tier, PinKind::kJob);
-  ++op.in_flight;
+void EngineImpl::VerifyCopy(TierId tier, EntryId id, OpId op) {
+  ladder_.Pin(id, tier, PinKind::kJob);
+  ++ladder_.at(tier).moves_in_flight;
   const Entry& entry = table_.at(id);
-  Enqueue({.kind = PendingJob::Kind::kVerify, .tier = op.tier, .op = op.id, .entry = id},
+  const Copy& copy = entry.copies[tier.value];
+  Enqueue({.kind = PendingJob::Kind::kVerify,
+           .tier = tier,
+           .op = op,
+           .entry = id,
+           .bytes = copy.image_bytes,
+           .key = entry.key},
           VerifyJob{.identity = models_.IdentityOf(entry),
-                    .place = entry.copies[op.tier.value].place,
-                    .medium = ladder_.at(op.tier).options.medium});
+                    .place = copy.place,
+                    .medium = ladder_.at(tier).options.medium});
 }
 
 void EngineImpl::OnVerifyDone(const PendingJob& job, const Completion& completion) {
@@ -152,14 +159,18 @@ void EngineImpl::OnVerifyDone(const PendingJob& job, const Completion& completio
     ladder_.at(job.tier).metrics->read_errors.Add();
   }
   ladder_.Unpin(job.entry, job.tier, PinKind::kJob);
+  --ladder_.at(job.tier).moves_in_flight;
   ForgetIfGone(job.entry);
   ++changes_;
+  if (job.op == OpId{}) return OnScrubbed(job, completion);
   const auto found = sweeps_.find(job.op);
   if (found == sweeps_.end()) return;
   SweepOp& op = found->second;
   --op.in_flight;
   ++op.done;
-  if (corrupt) ++op.corrupt;
+  if (!corrupt) return;
+  ++op.corrupt;
+  if (op.corrupt_keys.size() < kMaxCorruptKeys) op.corrupt_keys.push_back(job.key);
 }
 
 void EngineImpl::FinishSweep(SweepOp& op, Code code) {
@@ -175,7 +186,9 @@ void EngineImpl::FinishSweep(SweepOp& op, Code code) {
   } else if (auto* count = std::get_if<Reply<uint64_t>>(&ended.reply)) {
     if (*count) (*count)(ended.done);
   } else if (auto* verified = std::get_if<Reply<VerifyReply>>(&ended.reply)) {
-    if (*verified) (*verified)(VerifyReply{.checked = ended.done, .corrupt = ended.corrupt});
+    if (*verified)
+      (*verified)(VerifyReply{
+          .checked = ended.done, .corrupt = ended.corrupt, .corrupt_keys = std::move(ended.corrupt_keys)});
   } else if (auto* listed = std::get_if<Reply<std::vector<BlockStats>>>(&ended.reply)) {
     std::sort(ended.found.begin(), ended.found.end());
     std::vector<BlockStats> blocks;

@@ -17,7 +17,8 @@ enum class TimerKind : uint8_t {
   kTicketWait,
   kExpiry,
   kCircuit,
-  kReclaim
+  kReclaim,
+  kScrub
 };
 
 /// `a` and `b` name what is due, by kind.

@@ -95,6 +95,9 @@ GrpcService::Reactor* GrpcService::Verify(Context* context, const v1::VerifyRequ
                          reactor, reply, [](const kvtier::VerifyReply& result, v1::VerifyReply& out) {
                            out.set_checked(result.checked);
                            out.set_corrupt(result.corrupt);
+                           for (const Key& key : result.corrupt_keys) {
+                             out.add_corrupt_keys(key.bytes.data(), key.bytes.size());
+                           }
                          })});
                });
 }

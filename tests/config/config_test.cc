@@ -122,6 +122,7 @@ capacity = "2GiB"
 segment = "16MiB"
 codec = "kv42"
 direct_io = false
+scrub_rate = "2MiB"
 [limits]
 sessions = 5
 models_per_session = 6
@@ -152,6 +153,7 @@ listen = "off"
   EXPECT_EQ(config->tiers[1].codec, CodecId::kKv42);
   EXPECT_EQ(config->tiers[1].segment_bytes, uint64_t{16} << 20);
   EXPECT_FALSE(config->tiers[1].direct_io);
+  EXPECT_EQ(config->tiers[1].scrub_bytes_per_second, uint64_t{2} << 20);
   EXPECT_EQ(config->limits.sessions, 5u);
   EXPECT_EQ(config->limits.models_per_session, 6u);
   EXPECT_EQ(config->limits.leases_per_session, 7u);
@@ -245,7 +247,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{
             "NvmeKeyInCxl", Cxl("direct_io = true\n"),
             "kvtier.toml:4: [tier.cold] direct_io: unknown key (known: medium, source, path, numa_node, "
-            "segment, capacity, codec, high_watermark, low_watermark)"},
+            "segment, capacity, scrub_rate, codec, high_watermark, low_watermark)"},
         BadConfig{"UnknownColdMedium", Cold("medium = \"host\"\n"),
                   "kvtier.toml:4: [tier.cold] medium: unknown medium \"host\" (known here: cxl, nvme)"},
         BadConfig{"TailsWhileRoom", Cold("tails = \"while_room\"\n"),
@@ -261,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "kvtier.toml:4: [tier.cold] segment: capacity must hold at least four segments"},
         BadConfig{"HostKeyInCold", Cold("watermark = 1\n"),
                   "kvtier.toml:4: [tier.cold] watermark: unknown key (known: medium, path, direct_io, "
-                  "tails, segment, capacity, codec, high_watermark, low_watermark)"},
+                  "tails, segment, capacity, scrub_rate, codec, high_watermark, low_watermark)"},
         BadConfig{"WatermarksCrossed", Hot("high_watermark = 0.5\nlow_watermark = 0.6\n"),
                   "kvtier.toml:4: [tier.hot] low_watermark: low_watermark must be below high_watermark"},
         BadConfig{"WatermarkAboveOne", Hot("high_watermark = 1.5\n"),
@@ -374,6 +376,7 @@ TEST(Config, TheShippedExampleDocumentsEveryKey) {
                           "path",
                           "segment",
                           "direct_io",
+                          "scrub_rate",
                           "tails",
                           "sessions",
                           "models_per_session",

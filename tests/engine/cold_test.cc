@@ -283,6 +283,7 @@ TEST_F(ColdTest, VerifyFindsAndQuarantinesACorruptBlock) {
   ASSERT_TRUE(verified.ok());
   EXPECT_GT(verified->checked, 10u);
   EXPECT_EQ(verified->corrupt, 1u);
+  EXPECT_EQ(verified->corrupt_keys, std::vector<Key>{MakeKey(2)});
   EXPECT_EQ(Hits(2, 1), 0u);
   EXPECT_EQ(harness.metrics().quarantined_blocks.Get(), 1u);
   harness.Restart();

@@ -25,6 +25,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
   if (shape > 1) {
     harness.tiers.push_back(ColdTier("cold", scale * (160 + 64 * Random(6)) * kKiB,
                                      scale * (24 + 8 * Random(3)) * kKiB, CodecId::kKv2p));
+    harness.tiers.back().scrub_bytes_per_second = Random(3) * kKiB * kKiB;
   }
   harness.limits.lease_share = 0.25 + 0.1 * static_cast<double>(Random(6));
   harness.limits.jobs_in_flight = static_cast<uint32_t>(2 + Random(40));
