@@ -73,8 +73,8 @@ Result<StoreUuid> FormatUuid(std::string_view text) {
   return uuid;
 }
 
-/// Errors: kFailedPrecondition (another version, segment size), kDataLoss.
-Result<StoreUuid> ReadFormat(std::string_view text, uint64_t segment_bytes) {
+/// Errors: kFailedPrecondition (another version), kDataLoss.
+Result<ColdFormat> ParseFormat(std::string_view text) {
   if (!text.starts_with(kFormatTitle)) return Status(Code::kDataLoss, "FORMAT is not a cold store's");
   KVTIER_ASSIGN(const uint64_t version, FormatNumber(text, "version"));
   if (version != kColdFormatVersion) {
@@ -85,12 +85,21 @@ Result<StoreUuid> ReadFormat(std::string_view text, uint64_t segment_bytes) {
   KVTIER_ASSIGN(const uint64_t crc, FormatNumber(text, "crc32c"));
   if (crc != TextCrc(text.substr(0, text.rfind("crc32c "))))
     return Status(Code::kDataLoss, "FORMAT: checksum");
-  KVTIER_ASSIGN(const uint64_t made_with, FormatNumber(text, "segment_bytes"));
-  if (made_with != segment_bytes) {
-    return Status(Code::kFailedPrecondition, "was made with segments of " + std::to_string(made_with) +
-                                                 " bytes, not " + std::to_string(segment_bytes));
+  ColdFormat format;
+  KVTIER_ASSIGN(format.segment_bytes, FormatNumber(text, "segment_bytes"));
+  KVTIER_ASSIGN(format.uuid, FormatUuid(text));
+  return format;
+}
+
+/// Errors: as ParseFormat, and kFailedPrecondition (segment size).
+Result<StoreUuid> ReadFormat(std::string_view text, uint64_t segment_bytes) {
+  KVTIER_ASSIGN(const ColdFormat format, ParseFormat(text));
+  if (format.segment_bytes != segment_bytes) {
+    return Status(Code::kFailedPrecondition, "was made with segments of " +
+                                                 std::to_string(format.segment_bytes) + " bytes, not " +
+                                                 std::to_string(segment_bytes));
   }
-  return FormatUuid(text);
+  return format.uuid;
 }
 
 Result<StoreUuid> MakeFormat(const std::string& path, uint64_t segment_bytes) {
@@ -191,6 +200,17 @@ Status TryFile(const std::string& path, int flags, BlockIo& io) {
 }
 
 }  // namespace
+
+Result<ColdFormat> ReadColdFormat(const std::string& path) {
+  KVTIER_TRY(CheckIsFolder(path));
+  KVTIER_ASSIGN(const std::string text,
+                ReadWholeFile(path + "/" + std::string(kFormatName), kMaxFormatFileBytes));
+  return ParseFormat(text);
+}
+
+bool IsLeftover(std::string_view name) {
+  return name.ends_with(".new") || name == kProbeName || name.starts_with("index.broken");
+}
 
 Result<ColdFolder> OpenColdFolder(const ColdStoreOptions& options, BlockIo& io) {
   Result<ColdFolder> folder = OpenChecked(options, io);

@@ -22,6 +22,16 @@ struct ColdFolder {
   std::string segments() const { return path + "/segments"; }
 };
 
+/// What the FORMAT file says.
+struct ColdFormat {
+  StoreUuid uuid{};
+  uint64_t segment_bytes = 0;
+};
+/// Errors: kNotFound, kFailedPrecondition (another version), kDataLoss.
+Result<ColdFormat> ReadColdFormat(const std::string& path);
+/// Names of files that an interrupted step leaves, and of indexes that were moved aside: safe to remove.
+bool IsLeftover(std::string_view name);
+
 /// Takes the lock, makes or checks the FORMAT file and the subfolders, tests that a block can be written and
 /// read back. Errors, each one line that names the folder: kNotFound, kFailedPrecondition (not a folder,
 /// foreign files, held by another daemon, made with another version or segment size), kDataLoss (FORMAT
@@ -38,6 +48,9 @@ inline constexpr uint64_t kMaxModelFieldsBytes = uint64_t{1} << 20;
 Status WriteModelFile(const std::string& folder, const ModelRecord& model);
 /// Damaged files are counted in `dropped` and left alone.
 Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint64_t& dropped);
+
+/// Removes files that a kill left half made.
+Status RemoveHalfMadeModels(const std::string& folder);
 
 /// Names in a folder, without "." and "..", sorted.
 Result<std::vector<std::string>> ListFolder(const std::string& path);

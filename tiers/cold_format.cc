@@ -106,6 +106,24 @@ Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& ex
   return Status::Ok();
 }
 
+ColdRecord RecordOfHeader(const RecordHeader& header) {
+  ColdRecord record;
+  record.identity.key.bytes = header.key;
+  record.identity.name_space.bytes = header.name_space;
+  record.identity.first_position = header.first_position;
+  record.identity.shape.tokens = header.tokens;
+  record.meta.parent.bytes = header.parent;
+  record.meta.floor = static_cast<Precision>(header.floor);
+  record.meta.is_tail = (header.flags & kRecordFlagTail) != 0;
+  record.place.container = header.segment;
+  record.place.offset = header.offset;
+  record.place.bytes = header.record_bytes;
+  record.place.epoch = header.sequence;
+  record.codec = static_cast<CodecId>(header.codec);
+  record.image_bytes = header.image_bytes;
+  return record;
+}
+
 std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key) {
   std::string encoded(1, kEntryPrefix);
   encoded += name_space.AsStringView();

@@ -111,6 +111,9 @@ RecordHeader MakeRecordHeader(const StoreUuid& uuid, const ColdRecord& record, R
 /// kUnimplemented for a newer version.
 Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& expected);
 
+/// What the header alone says: of the shape only the tokens, no errors.
+ColdRecord RecordOfHeader(const RecordHeader& header);
+
 std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key);
 std::string EncodeIndexValue(const ColdRecord& record);
 /// Errors: kDataLoss.

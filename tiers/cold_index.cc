@@ -2,6 +2,7 @@
 
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
@@ -46,6 +47,12 @@ Status Guarded(std::string_view what, Call call) {
   }
 }
 
+class SilentLog final : public rocksdb::Logger {
+ public:
+  using rocksdb::Logger::Logv;
+  void Logv(const char*, va_list) override {}
+};
+
 rocksdb::Options MakeOptions(uint64_t reserve_bytes) {
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
@@ -81,29 +88,49 @@ std::string PlaceKey(uint32_t segment, uint64_t offset) {
 
 }  // namespace
 
-ColdIndex::ColdIndex(Options options) : options_(std::move(options)) {}
+ColdIndex::ColdIndex(Options options, bool read_only) : options_(std::move(options)), read_only_(read_only) {}
 
 ColdIndex::~ColdIndex() {
   Close();
 }
 
 Result<std::unique_ptr<ColdIndex>> ColdIndex::Open(const Options& options) {
-  std::unique_ptr<ColdIndex> index(new ColdIndex(options));
+  std::unique_ptr<ColdIndex> index(new ColdIndex(options, /*read_only=*/false));
   KVTIER_TRY(index->EnsureOpen());
+  return index;
+}
+
+Result<std::unique_ptr<ColdIndex>> ColdIndex::OpenReadOnly(const std::string& folder) {
+  std::unique_ptr<ColdIndex> index(new ColdIndex({.folder = folder}, /*read_only=*/true));
+  const Status opened = index->EnsureOpen();
+  if (!opened.ok()) return Status(Code::kDataLoss, std::string(opened.message()));
   return index;
 }
 
 Status ColdIndex::EnsureOpen() {
   if (db_ != nullptr) return Status::Ok();
   return Guarded("open the index", [&]() -> Status {
-    rocksdb::DB* db = nullptr;
-    KVTIER_TRY(FromRocks(rocksdb::DB::Open(MakeOptions(options_.reserve_bytes), options_.folder, &db),
-                         "open the index " + options_.folder));
-    db_.reset(db);
+    KVTIER_TRY(OpenDatabase());
     const Status status = TakeCleanMark();
     if (!status.ok()) Close();
     return status;
   });
+}
+
+Status ColdIndex::OpenDatabase() {
+  rocksdb::DB* db = nullptr;
+  rocksdb::Options options = MakeOptions(options_.reserve_bytes);
+  rocksdb::Status opened;
+  if (read_only_) {
+    options.create_if_missing = false;
+    options.info_log = std::make_shared<SilentLog>();  // else it writes one into the folder
+    opened = rocksdb::DB::OpenForReadOnly(options, options_.folder, &db);
+  } else {
+    opened = rocksdb::DB::Open(options, options_.folder, &db);
+  }
+  KVTIER_TRY(FromRocks(opened, "open the index " + options_.folder));
+  db_.reset(db);
+  return Status::Ok();
 }
 
 void ColdIndex::Close() {
@@ -121,6 +148,7 @@ Status ColdIndex::TakeCleanMark() {
   if (found.IsNotFound()) return Status::Ok();
   KVTIER_TRY(FromRocks(found, "read the clean mark"));
   was_clean_ = true;
+  if (read_only_) return Status::Ok();
   // Synced: a mark that came back after a power failure would claim an index that is behind.
   rocksdb::WriteOptions synced;
   synced.sync = true;
@@ -146,7 +174,7 @@ Result<uint64_t> ColdIndex::Load(const std::function<void(ColdRecord&&)>& visit)
     }
     KVTIER_TRY(FromRocks(it->status(), "read the index"));
     it.reset();  // a write that fails closes the database
-    return Write(deletions, "drop damaged index entries");
+    return read_only_ ? Status::Ok() : Write(deletions, "drop damaged index entries");
   }));
   return bad_entries;
 }

@@ -26,6 +26,8 @@ class ColdIndex {
   };
   /// Creates the database where there is none, and takes the clean mark off it (synced).
   static Result<std::unique_ptr<ColdIndex>> Open(const Options& options);
+  /// Changes nothing in the folder. Only Load and was_clean work. Errors: also kDataLoss where there is none.
+  static Result<std::unique_ptr<ColdIndex>> OpenReadOnly(const std::string& folder);
   ~ColdIndex();
 
   /// Whether the last user ended by MarkClean: then the index covers every committed record.
@@ -43,13 +45,15 @@ class ColdIndex {
   Status MarkClean();
 
  private:
-  explicit ColdIndex(Options options);
+  ColdIndex(Options options, bool read_only);
   Status EnsureOpen();
+  Status OpenDatabase();
   void Close();
   Status Write(rocksdb::WriteBatch& batch, std::string_view what);
   Status TakeCleanMark();
 
   const Options options_;
+  const bool read_only_;
   std::unique_ptr<rocksdb::DB> db_;  ///< null after a failed write, until the next call opens it again
   bool was_clean_ = false;
   bool write_failed_ = false;  ///< since Open

@@ -1,4 +1,7 @@
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "tiers/cold_folder.h"
@@ -79,6 +82,16 @@ Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint6
     }
   }
   return models;
+}
+
+Status RemoveHalfMadeModels(const std::string& folder) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+  for (const std::string& name : names) {
+    const std::string path = folder + "/" + name;
+    if (IsLeftover(name) && ::unlink(path.c_str()) != 0)
+      return StatusFromErrno(errno, "remove half-made " + path);
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvtier

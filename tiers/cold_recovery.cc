@@ -142,7 +142,7 @@ class Recovery {
       segment.used_bytes = std::max(segment.used_bytes, outcome.used_bytes);
       // What could not be read may be taken.
       if (outcome.unread_bytes > 0) segment.used_bytes = segments_.options().segment_bytes;
-      out_.dropped_records += outcome.bad_records;
+      out_.dropped_records += outcome.bad.size();
       std::move(outcome.live.begin(), outcome.live.end(), std::back_inserter(scanned_));
     }
     return Status::Ok();

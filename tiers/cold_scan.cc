@@ -73,7 +73,7 @@ void ColdScanner::Scan(SegmentBytes& bytes, const ColdSegments::Found& segment, 
       if (record.ok()) {
         out.live.push_back(std::move(record).value());
       } else {
-        ++out.bad_records;
+        out.bad.push_back(header);
       }
     }
     offset += header.record_bytes;
@@ -89,17 +89,8 @@ Result<ColdRecord> ColdScanner::ReadRecord(SegmentBytes& bytes, const RecordHead
   if (depth_ == ScanDepth::kImages) KVTIER_TRY(VerifyImage(image));
   if (!SameBlock(header, image)) return Status(Code::kDataLoss, "record and image name different blocks");
 
-  ColdRecord record;
+  ColdRecord record = RecordOfHeader(header);
   record.identity = image.identity;
-  record.meta.parent.bytes = header.parent;
-  record.meta.floor = static_cast<Precision>(header.floor);
-  record.meta.is_tail = (header.flags & kRecordFlagTail) != 0;
-  record.place.container = header.segment;
-  record.place.offset = header.offset;
-  record.place.bytes = header.record_bytes;
-  record.place.epoch = header.sequence;
-  record.codec = image.codec->id;
-  record.image_bytes = header.image_bytes;
   record.k_error = RmsOverLayers(image, [&](uint16_t layer) { return image.KError(layer); });
   record.v_error = RmsOverLayers(image, [&](uint16_t layer) { return image.VError(layer); });
   return record;

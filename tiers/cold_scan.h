@@ -37,10 +37,10 @@ class ColdScanner {
     uint64_t begin = 0, end = 0;
   };
   struct Outcome {
-    std::vector<ColdRecord> live;  ///< image parsed and verified
-    uint64_t used_bytes = 0;       ///< end of the last sound record, live or dead
-    uint64_t bad_records = 0;      ///< sound header, but the image does not check out
-    uint64_t unread_bytes = 0;     ///< the device failed
+    std::vector<ColdRecord> live;   ///< image parsed and verified
+    uint64_t used_bytes = 0;        ///< end of the last sound record, live or dead
+    std::vector<RecordHeader> bad;  ///< sound header, but the image does not check out
+    uint64_t unread_bytes = 0;      ///< the device failed
   };
 
   explicit ColdScanner(const StoreUuid& uuid, ScanDepth depth = ScanDepth::kImages)

@@ -29,8 +29,17 @@ std::string NumberText(uint32_t number) {
   return text;
 }
 
-/// The number in "NNNNNNNN.seg". Errors: kNotFound for any other name.
-Result<uint32_t> ParseName(std::string_view name) {
+/// Reserves the blocks where the file system can, else only sets the size.
+Status Allocate(int fd, uint64_t bytes, const std::string& path) {
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return Status::Ok();
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return StatusFromErrno(errno, "allocate " + path);
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0) return Status::Ok();
+  return StatusFromErrno(errno, "size " + path);
+}
+
+}  // namespace
+
+Result<uint32_t> ParseSegmentName(std::string_view name) {
   if (name.size() == kNumberDigits + kSuffix.size() && name.ends_with(kSuffix)) {
     uint32_t number = 0;
     const std::string_view digits = name.substr(0, kNumberDigits);
@@ -41,16 +50,6 @@ Result<uint32_t> ParseName(std::string_view name) {
   }
   return Status(Code::kNotFound, "not a segment's name");
 }
-
-/// Reserves the blocks where the file system can, else only sets the size.
-Status Allocate(int fd, uint64_t bytes, const std::string& path) {
-  if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return Status::Ok();
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return StatusFromErrno(errno, "allocate " + path);
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0) return Status::Ok();
-  return StatusFromErrno(errno, "size " + path);
-}
-
-}  // namespace
 
 ColdSegments::ColdSegments(Options options)
     : options_(std::move(options)), segments_(options_.segment_limit) {}
@@ -75,7 +74,7 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
     if (name.ends_with(kNewSuffix) && ::unlink(path.c_str()) != 0) {
       return StatusFromErrno(errno, "remove half-made " + path);
     }
-    const Result<uint32_t> number = ParseName(name);
+    const Result<uint32_t> number = ParseSegmentName(name);
     if (!number.ok()) continue;
     if (*number >= options_.segment_limit) {
       // The capacity was larger once. It is a hard bound, and what stands there can be computed again.

@@ -13,6 +13,9 @@
 
 namespace kvtier {
 
+/// The number in "NNNNNNNN.seg". Errors: kNotFound for any other name.
+Result<uint32_t> ParseSegmentName(std::string_view name);
+
 /// The segment files of a cold store: made on first use, opened on demand, a bounded number open at once.
 /// Owns: the files' descriptors.
 /// Threads: any, each with its own BlockIo; Load first, alone. The mutex guards the table and is never held

@@ -111,6 +111,7 @@ Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std
 Result<ColdRecovery> FileColdStore::Recover() {
   KVTIER_CHECK(!recovered_);
   KVTIER_ASSIGN(ColdRecovery recovery, RecoverRecords(segments_, index_, index_options_, *start_io_));
+  KVTIER_TRY(RemoveHalfMadeModels(folder_.models()));
   KVTIER_ASSIGN(recovery.models, ReadModelFiles(folder_.models(), recovery.dropped_records));
   recovery.index_rebuilt |= index_rebuilt_;
   KeepBlocksOfKnownModels(recovery);

@@ -134,7 +134,7 @@ void CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out) {
                    {.number = number, .sequence = segment.sequence, .file_bytes = options_.segment_bytes},
                    {kColdSegmentHeaderBytes, options_.segment_bytes}, outcome);
       found.used_bytes = std::max(found.used_bytes, outcome.used_bytes);
-      out.dropped_records += outcome.bad_records;
+      out.dropped_records += outcome.bad.size();
       std::move(outcome.live.begin(), outcome.live.end(), std::back_inserter(out.blocks));
     }
     out.segments.push_back(found);

@@ -1,4 +1,5 @@
-// kvtierctl: looks into a running daemon and tells it what to do. Exit codes: 0 done, 1 error, 2 usage.
+// kvtierctl: looks into a running daemon and tells it what to do, or into a store that none uses. Exit codes:
+// 0 done, 1 error or damage, 2 usage.
 #include <CLI/CLI.hpp>
 
 #include <charconv>
@@ -7,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "client/ctl/store_verbs.h"
 #include "client/ctl/verbs.h"
 
 namespace kvtier::ctl {
@@ -33,6 +35,7 @@ struct Arguments {
   uint64_t count = 0;
   uint32_t model = 0;
   uint64_t limit = 0;
+  std::string store;
 };
 
 void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
@@ -59,9 +62,32 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
                             [&](Verbs& v) { return v.Demote(arguments.tier, arguments.count); })));
   with_count(with_tier(verb("evict", "drop the least valuable blocks of a tier",
                             [&](Verbs& v) { return v.Evict(arguments.tier, arguments.count); })));
-  with_tier(verb("verify", "read and check every block of a tier",
-                 [&](Verbs& v) { return v.Verify(arguments.tier); }));
+  CLI::App* verify = verb("verify", "read and check every block of a tier; of all when none is named",
+                          [&](Verbs& v) { return v.Verify(arguments.tier); });
+  CLI::Option* tier = verify->add_option("TIER", arguments.tier, "name or number of the tier");
+  verify
+      ->add_option("--store", arguments.store,
+                   "check the folder of a cold tier instead, which no daemon uses")
+      ->excludes(tier)
+      ->type_name("FOLDER");
+  CLI::App* repair =
+      app.add_subcommand("repair", "make a cold tier's folder whole again, while no daemon uses it");
+  repair->add_option("--store", arguments.store, "the folder")->required()->type_name("FOLDER");
   verb("drain", "make every block durable and take no more puts", [](Verbs& v) { return v.Drain(); });
+}
+
+int Print(const Result<std::string>& text) {
+  if (text.ok()) {
+    std::fputs(text.value().c_str(), stdout);
+    return kOk;
+  }
+  // A verify that found damage has its figures to print all the same.
+  if (text.status().code() == Code::kDataLoss && text.status().message().ends_with('\n')) {
+    std::fputs(text.status().message().c_str(), stdout);
+  } else {
+    std::fprintf(stderr, "kvtierctl: %s\n", text.status().ToString().c_str());
+  }
+  return kError;
 }
 
 int RunVerb(const Arguments& arguments, const Run& run) {
@@ -77,17 +103,7 @@ int RunVerb(const Arguments& arguments, const Run& run) {
               std::chrono::seconds(arguments.timeout_s));
   const Result<std::string> text = run(verbs);
   (*client)->Close();
-  if (text.ok()) {
-    std::fputs(text.value().c_str(), stdout);
-    return kOk;
-  }
-  // A verify that found damage has its figures to print all the same.
-  if (text.status().code() == Code::kDataLoss) {
-    std::fputs(text.status().message().c_str(), stdout);
-  } else {
-    std::fprintf(stderr, "kvtierctl: %s\n", text.status().ToString().c_str());
-  }
-  return kError;
+  return Print(text);
 }
 
 int Main(int argc, char** argv) {
@@ -109,6 +125,9 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kUsage;
   }
+  const Format format = arguments.json ? Format::kJson : Format::kHuman;
+  if (app.got_subcommand("repair")) return Print(RepairStore(arguments.store, format));
+  if (!arguments.store.empty()) return Print(VerifyStore(arguments.store, format));
   return RunVerb(arguments, run);
 }
 

@@ -1,5 +1,7 @@
 // kvtierctl against a real daemon.
 #include <algorithm>
+#include <fstream>
+
 #include "tests/e2e/e2e.h"
 
 namespace kvtier::e2e {
@@ -56,6 +58,8 @@ TEST_F(CtlTest, MovesChecksAndDropsBlocks) {
   }
   EXPECT_EQ(Ctl(*daemon_, "demote 0").output, "demoted 3 blocks\n");
   EXPECT_EQ(Ctl(*daemon_, "verify warm").output, "checked 4, corrupt 0\n");
+  EXPECT_EQ(Ctl(*daemon_, "verify").output, "checked 4, corrupt 0\n");
+  EXPECT_EQ(Ctl(*daemon_, "verify --json").output, "{\"corrupt_keys\":[],\"checked\":4,\"corrupt\":0}\n");
   EXPECT_EQ(Ctl(*daemon_, "evict warm 1").output, "evicted 1 block\n");
   EXPECT_EQ(engine.Stats().blocks, 3u);
 }
@@ -81,6 +85,50 @@ TEST_F(CtlTest, ADrainedDaemonTakesNoPutsAndKeepsSessionsAndLeases) {
   Kv out(4 * kBlockTokens);
   EXPECT_EQ(lease->Fetch(0, out.View(), fetched), KVTIER_OK) << kvtier_last_error();
   EXPECT_TRUE(out.SameOver(kv, 0, 4 * kBlockTokens));
+}
+
+TEST_F(CtlTest, ChecksAndRepairsTheFolderOfAColdTierThatNoDaemonUses) {
+  StartDaemon({.hot_bytes = uint64_t{64} << 20, .cold_bytes = uint64_t{64} << 20, .more = {}});
+  Kv kv = Kv::Random(1, 4 * kBlockTokens);
+  {
+    const Engine engine = Connect();
+    engine.Put(engine.Keys(Tokens(1, 4 * kBlockTokens)), kv, KVTIER_DURABLE);
+  }
+  const std::string folder = daemon_->folder().File("cold"), store = " --store " + folder;
+  const ProgramResult in_use = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(in_use.exit_code, 1);
+  EXPECT_NE(in_use.output.find("a daemon uses it"), std::string::npos) << in_use.output;
+  EXPECT_EQ(Ctl(*daemon_, "repair" + store).exit_code, 1);
+  daemon_->Kill();
+  const ProgramResult killed = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(killed.exit_code, 0) << killed.output;
+  EXPECT_NE(killed.output.find("1 segments, 4 live records, 4 index entries, 1 models\n"), std::string::npos)
+      << killed.output;
+
+  const std::string segment = folder + "/segments/00000000.seg";
+  std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
+  constexpr std::streamoff kInTheFirstImage = 4096 + 5000;
+  file.seekg(kInTheFirstImage);
+  const int byte = file.get();
+  file.seekp(kInTheFirstImage);
+  file.put(static_cast<char>(byte ^ 1));
+  file.close();
+  const ProgramResult damaged = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(damaged.exit_code, 1);
+  EXPECT_NE(damaged.output.find(segment + ": record at 4096: block "), std::string::npos) << damaged.output;
+  const ProgramResult json = Ctl(*daemon_, "verify --json" + store);
+  EXPECT_EQ(json.exit_code, 1);
+  EXPECT_NE(json.output.find("{\"sound\":false,\"segments\":1,\"live\":3,\"damaged\":1,"), std::string::npos)
+      << json.output;
+  const ProgramResult repaired = Ctl(*daemon_, "repair" + store);
+  EXPECT_EQ(repaired.exit_code, 0);
+  EXPECT_NE(repaired.output.find("3 blocks are there; 1 records marked dead"), std::string::npos)
+      << repaired.output;
+  EXPECT_EQ(Ctl(*daemon_, "verify" + store).exit_code, 0);
+  ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
+  EXPECT_EQ(Connect().Stats().blocks, 3u);
+  EXPECT_EQ(Ctl(*daemon_, "repair").exit_code, 2);
+  EXPECT_EQ(Ctl(*daemon_, "verify --store /nowhere").exit_code, 1);
 }
 
 TEST_F(CtlTest, SaysWhatIsWrong) {

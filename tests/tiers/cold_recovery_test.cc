@@ -302,6 +302,16 @@ TEST_F(ColdRecoveryTest, S44_BlocksWhoseModelFileIsGoneOrDamagedAreDropped) {
   ExpectBack(1, 5);
 }
 
+TEST_F(ColdRecoveryTest, AHalfMadeModelFileIsRemoved) {
+  StoreMany(2);
+  store_.reset();
+  const std::string half = folder_.path() + "/models/" + TestNamespace().ToHex() + ".model.new";
+  std::ofstream(half) << "half";
+  recovery_ = OpenStore(folder_.path());
+  EXPECT_FALSE(fs::exists(half));
+  ExpectBack(1, 2);
+}
+
 TEST_F(ColdRecoveryTest, AHalfMadeSegmentIsRemoved) {
   StoreMany(2);
   store_.reset();

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "tiers/cold_check.h"
+#include "tiers/cold_folder.h"
+#include "tiers/cold_index.h"
+#include "tiers/cold_records.h"
+#include "tiers/cold_recovery.h"
+#include "tiers/cold_scan.h"
+
+namespace kvtier {
+
+namespace {
+
+/// A capacity in which segments of these numbers fit: repair removes none.
+uint64_t CapacityFor(uint64_t segments, uint64_t segment_bytes) {
+  uint64_t capacity = (segments + 1) * segment_bytes;
+  while (ColdSegmentLimit(capacity, segment_bytes) < segments) capacity += segment_bytes;
+  return capacity;
+}
+
+Result<ColdStoreOptions> OptionsFor(const std::string& path) {
+  KVTIER_ASSIGN(const ColdFormat format, ReadColdFormat(path));
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(path + "/segments"));
+  uint32_t segments = 1;
+  for (const std::string& name : names) {
+    const Result<uint32_t> number = ParseSegmentName(name);
+    if (number.ok()) segments = std::max(segments, *number + 1);
+  }
+  return ColdStoreOptions{.tier = {},
+                          .path = path,
+                          .capacity_bytes = CapacityFor(segments, format.segment_bytes),
+                          .segment_bytes = format.segment_bytes};
+}
+
+class Repair {
+ public:
+  Repair(const ColdStoreOptions& options, const ColdFolder& folder, BlockIo& io)
+      : options_(options),
+        folder_(folder),
+        io_(io),
+        index_options_{.folder = folder.index(),
+                       .reserve_bytes = ColdIndexReserveBytes(options.capacity_bytes)} {}
+
+  Result<ColdRepair> Run() {
+    // First as a daemon would start: what the index knows of damaged segment headers is used.
+    bool rebuilt = false;
+    KVTIER_ASSIGN(index_, OpenOrRebuildIndex(index_options_, rebuilt));
+    ColdSegments known(SegmentOptions());
+    KVTIER_ASSIGN(const ColdRecovery first, RecoverRecords(known, index_, index_options_, io_));
+    // Then from the segments alone.
+    index_.reset();
+    KVTIER_TRY(MoveIndexAside(index_options_.folder));
+    KVTIER_ASSIGN(index_, ColdIndex::Open(index_options_));
+    ColdSegments segments(SegmentOptions());
+    KVTIER_ASSIGN(ColdRecovery second, RecoverRecords(segments, index_, index_options_, io_));
+    out_.headers_lost = second.damaged_headers;
+    out_.headers_repaired = first.damaged_headers - second.damaged_headers;
+    KVTIER_TRY(BuryDamaged(segments, second.segments));
+    KVTIER_TRY(BuryOrphans(segments, second.blocks));
+    out_.blocks = second.blocks.size();
+    KVTIER_TRY(RemoveLeftovers());
+    KVTIER_TRY(index_->MarkClean());
+    return out_;
+  }
+
+ private:
+  ColdSegments::Options SegmentOptions() const {
+    return {.folder = folder_.segments(),
+            .uuid = folder_.uuid,
+            .segment_bytes = options_.segment_bytes,
+            .segment_limit = ColdSegmentLimit(options_.capacity_bytes, options_.segment_bytes),
+            .direct_io = folder_.direct_io};
+  }
+
+  Status BuryDamaged(ColdSegments& segments, std::span<const RecoveredSegment> found) {
+    std::vector<ColdRecord> damaged;
+    ColdScanner scanner(folder_.uuid);
+    for (const RecoveredSegment& segment : found) {
+      if (segment.sequence == 0) continue;
+      KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments.Open(segment.number, segment.sequence));
+      FileSegmentBytes bytes(*file, io_);
+      ColdScanner::Outcome outcome;
+      scanner.Scan(
+          bytes,
+          {.number = segment.number, .sequence = segment.sequence, .file_bytes = options_.segment_bytes},
+          {kColdSegmentHeaderBytes, segment.used_bytes}, outcome);
+      for (const RecordHeader& bad : outcome.bad) damaged.push_back(RecordOfHeader(bad));
+    }
+    out_.marked_dead += damaged.size();
+    return MarkDead(damaged, segments, io_);
+  }
+
+  Status BuryOrphans(ColdSegments& segments, std::vector<RecoveredBlock>& blocks) {
+    uint64_t damaged_models = 0;
+    KVTIER_ASSIGN(const std::vector<ModelRecord> models, ReadModelFiles(folder_.models(), damaged_models));
+    std::set<decltype(NamespaceDigest::bytes)> names;
+    for (const ModelRecord& model : models) names.insert(model.name_space.bytes);
+    const auto orphans = std::stable_partition(
+        blocks.begin(), blocks.end(),
+        [&](const RecoveredBlock& block) { return names.contains(block.identity.name_space.bytes); });
+    const std::vector<ColdRecord> dead(orphans, blocks.end());
+    blocks.erase(orphans, blocks.end());
+    out_.marked_dead += dead.size();
+    KVTIER_TRY(MarkDead(dead, segments, io_));
+    return index_->Erase(dead);
+  }
+
+  Status RemoveLeftovers() {
+    for (const std::string& folder : {folder_.path, folder_.segments(), folder_.models()}) {
+      KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+      for (const std::string& name : names) {
+        if (!IsLeftover(name)) continue;
+        std::error_code error;
+        std::filesystem::remove_all(folder + "/" + name, error);
+        if (error) return StatusFromErrno(error.value(), "remove " + folder + "/" + name);
+        ++out_.removed_files;
+      }
+    }
+    return Status::Ok();
+  }
+
+  const ColdStoreOptions options_;
+  const ColdFolder& folder_;
+  BlockIo& io_;
+  const ColdIndex::Options index_options_;
+  std::unique_ptr<ColdIndex> index_;
+  ColdRepair out_;
+};
+
+}  // namespace
+
+Result<ColdRepair> RepairColdStore(const std::string& path) {
+  Result<ColdStoreOptions> options = OptionsFor(path);
+  if (!options.ok()) return options.status().WithContext("cold store " + path);
+  KVTIER_ASSIGN(const std::unique_ptr<BlockIo> io, MakeBlockIo(BlockIoKind::kSync));
+  KVTIER_ASSIGN(const ColdFolder folder, OpenColdFolder(*options, *io));
+  Result<ColdRepair> repaired = Repair(*options, folder, *io).Run();
+  if (!repaired.ok()) return repaired.status().WithContext("cold store " + path);
+  return repaired;
+}
+
+}  // namespace kvtier
