@@ -29,7 +29,8 @@ struct DaemonSettings {
   uint64_t warm_bytes = 0;
   uint64_t cold_bytes = 0;
   std::string hot_codec = "raw16";
-  std::string more;  ///< sections and keys of kvtier.toml after those of the tiers
+  std::string segment = "8MiB";  ///< of the cold tier
+  std::string more;              ///< sections and keys of kvtier.toml after those of the tiers
 };
 
 /// A real kvtierd in a folder of its own, killed at the end. The folder stays over restarts. Single-owner.
