@@ -13,6 +13,7 @@ std::optional<Place> ArenaAllocator::Allocate(const SlotClass& slot_class, uint3
   ClassState& state = found->second;
   Arena& arena = Find(ArenaId{*state.with_space.begin()});
   const uint32_t slot = arena.free.back();
+  if (arena.empty()) empty_.erase(arena.spec.id.value);
   arena.free.pop_back();
   if (arena.free.empty()) state.with_space.erase(state.with_space.begin());
   --state.free_slots;
@@ -38,6 +39,7 @@ void ArenaAllocator::Free(const Place& place) {
   if (arena.state != ArenaState::kReady) return;
   ClassState& state = classes_[{arena.spec.tenant, arena.spec.slot_bytes}];
   state.with_space.insert(arena.spec.id.value);
+  if (arena.empty()) empty_.insert(arena.spec.id.value);
   ++state.free_slots;
   free_bytes_ += place.bytes;
 }
@@ -50,12 +52,11 @@ uint32_t ArenaAllocator::UsualSlots(uint64_t slot_bytes) const {
 std::optional<ArenaSpec> ArenaAllocator::Plan(ArenaId id, const SlotClass& slot_class) {
   KVTIER_CHECK(slot_class.slot_bytes > 0 && slot_class.slot_bytes % kSlotAlign == 0);
   const uint64_t left = unplanned_bytes();
-  uint32_t slots = UsualSlots(slot_class.slot_bytes);
-  if (ArenaBytes(slots, slot_class.slot_bytes) > left) {
-    const uint64_t header = ArenaHeaderBytes(slots);
-    slots = left > header ? static_cast<uint32_t>((left - header) / slot_class.slot_bytes) : 0;
-    if (slots == 0) return std::nullopt;
-  }
+  uint64_t fitting = std::min<uint64_t>(UsualSlots(slot_class.slot_bytes), left / slot_class.slot_bytes);
+  // Few slots have a small header, too: as many as a header holds epochs are tried.
+  while (fitting > 0 && ArenaBytes(static_cast<uint32_t>(fitting), slot_class.slot_bytes) > left) --fitting;
+  if (fitting == 0) return std::nullopt;
+  const auto slots = static_cast<uint32_t>(fitting);
   const ArenaSpec spec{.id = id,
                        .tier = tier_,
                        .tenant = slot_class.tenant,
@@ -135,6 +136,7 @@ uint64_t ArenaAllocator::FreeSlots(const SlotClass& slot_class) const {
 void ArenaAllocator::EnterClass(const Arena& arena) {
   ClassState& state = classes_[{arena.spec.tenant, arena.spec.slot_bytes}];
   if (!arena.free.empty()) state.with_space.insert(arena.spec.id.value);
+  if (arena.empty()) empty_.insert(arena.spec.id.value);
   state.free_slots += arena.free.size();
   free_bytes_ += arena.free.size() * arena.spec.slot_bytes;
 }
@@ -142,6 +144,7 @@ void ArenaAllocator::EnterClass(const Arena& arena) {
 void ArenaAllocator::LeaveClass(const Arena& arena) {
   ClassState& state = classes_[{arena.spec.tenant, arena.spec.slot_bytes}];
   state.with_space.erase(arena.spec.id.value);
+  empty_.erase(arena.spec.id.value);
   state.free_slots -= arena.free.size();
   free_bytes_ -= arena.free.size() * arena.spec.slot_bytes;
 }
@@ -157,6 +160,7 @@ void ArenaAllocator::CheckInvariants() const {
     for (const uint32_t slot : arena.free) KVTIER_CHECK(arena.owners[slot] == kNoOwner);
     used_bytes += owned * arena.spec.slot_bytes;
     if (arena.state == ArenaState::kReady) free_bytes += arena.free.size() * arena.spec.slot_bytes;
+    KVTIER_CHECK(empty_.contains(id) == (arena.state == ArenaState::kReady && owned == 0));
     if (arena.state == ArenaState::kRetired || arena.state == ArenaState::kCreating) KVTIER_CHECK(owned == 0);
   }
   KVTIER_CHECK(arena_bytes == arena_bytes_ && arena_bytes <= capacity_bytes_);

@@ -62,6 +62,8 @@ class ArenaAllocator {
     uint64_t bytes() const { return ArenaBytes(spec.slots, spec.slot_bytes); }
   };
   const std::map<uint32_t, Arena>& arenas() const { return arenas_; }
+  /// Ready arenas without an owned slot, the oldest first.
+  const std::set<uint32_t>& empty_arenas() const { return empty_; }
   const Arena& arena(ArenaId id) const;
 
   uint64_t capacity_bytes() const { return capacity_bytes_; }
@@ -95,6 +97,7 @@ class ArenaAllocator {
   uint64_t used_bytes_ = 0;
   uint64_t free_bytes_ = 0;
   std::map<uint32_t, Arena> arenas_;
+  std::set<uint32_t> empty_;
   std::map<SlotClass, ClassState> classes_;
 };
 

@@ -182,6 +182,9 @@ class EngineImpl final : public Engine {
   bool CreateArena(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
   void OrderArenaAhead(Tier& tier, const SlotClass& slot_class);
   Room MakeRoom(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
+  /// Retires arenas of other classes that hold nothing, before any block has to leave. Whether memory for one
+  /// slot is coming.
+  bool ReclaimEmpty(Tier& tier, const SlotClass& for_class);
   bool Reclaim(Tier& tier, const SlotClass& for_class);
   void Rebalance(Tier& tier, const SlotClass& for_class, EntryId own_victim);
   std::optional<ArenaId> LeastValuableArena(const Tier& tier, const SlotClass& not_of,
@@ -284,6 +287,9 @@ class EngineImpl final : public Engine {
     TimePoint since;
     bool destroying = false;
   };
+  bool ComesSoon(const RetiredArena& retired) const;
+  /// Not planned, or retired and soon gone.
+  uint64_t ComingBytes(const Tier& tier) const;
   std::map<ArenaId, RetiredArena> retired_;
 
   std::unordered_map<JobId, PendingJob> jobs_;  ///< queued here or in flight

@@ -48,6 +48,7 @@ void EngineImpl::PumpClass(Tier& tier, const SlotClass& slot_class, SlotQueue& q
     }
     if (queue.frees_coming + queue.slots_coming >= queue.waiting.size()) return;
     if (CreateArena(tier, slot_class, queue)) continue;
+    if (ReclaimEmpty(tier, slot_class)) return;
     const Room room = MakeRoom(tier, slot_class, queue);
     if (room == Room::kFreed || room == Room::kComing) continue;
     if (room == Room::kBusy || Reclaim(tier, slot_class)) return;
@@ -155,13 +156,39 @@ void EngineImpl::Rebalance(Tier& tier, const SlotClass& for_class, EntryId own_v
   ++changes_;
 }
 
+bool EngineImpl::ReclaimEmpty(Tier& tier, const SlotClass& for_class) {
+  if (now_ < tier.create_arenas_after) return false;
+  const uint64_t needed = ArenaBytes(1, for_class.slot_bytes);
+  while (ComingBytes(tier) < needed) {
+    // Somebody holds on to what was retired: more would only be lost to it as well.
+    const bool overdue = std::ranges::any_of(
+        retired_, [&](const auto& item) { return item.second.tier == tier.id && !ComesSoon(item.second); });
+    const auto& empty = tier.arenas->empty_arenas();
+    const auto spare = std::ranges::find_if(empty, [&](uint32_t id) {
+      const ArenaSpec& spec = tier.arenas->arena(ArenaId{id}).spec;
+      return ladder_.QueueOf(tier, {spec.tenant, spec.slot_bytes}).waiting.empty();
+    });
+    if (overdue || spare == empty.end()) return false;
+    RetireArena(tier, ArenaId{*spare});
+  }
+  return true;
+}
+
+bool EngineImpl::ComesSoon(const RetiredArena& retired) const {
+  return retired.destroying || now_ - retired.since < kUnmapPatience;
+}
+
+uint64_t EngineImpl::ComingBytes(const Tier& tier) const {
+  uint64_t bytes = tier.arenas->unplanned_bytes();
+  for (const auto& [id, retired] : retired_) {
+    if (retired.tier == tier.id && ComesSoon(retired)) bytes += tier.arenas->arena(id).bytes();
+  }
+  return bytes;
+}
+
 bool EngineImpl::Reclaim(Tier& tier, const SlotClass& for_class) {
   const uint64_t needed = ArenaBytes(1, for_class.slot_bytes);
-  uint64_t promised = tier.arenas->unplanned_bytes();
-  for (const auto& [id, retired] : retired_) {
-    const bool soon = retired.destroying || now_ - retired.since < kUnmapPatience;
-    if (retired.tier == tier.id && soon) promised += tier.arenas->arena(id).bytes();
-  }
+  uint64_t promised = ComingBytes(tier);
   for (const ArenaId id : tier.draining) promised += tier.arenas->arena(id).bytes();
   while (promised < needed) {
     const std::optional<ArenaId> arena = LeastValuableArena(tier, for_class, UINT64_MAX);

@@ -30,6 +30,24 @@ TEST(SpaceTest, S29_NoPutFailsWhileThereIsSomethingToEvict) {
   ladder.harness.engine().CheckInvariants();
 }
 
+TEST(SpaceTest, NoBlockLeavesWhileArenasOfAnotherModelAreEmpty) {
+  LadderFixture ladder(OneTier());
+  for (uint64_t i = 1; i < 60; ++i) ladder.PutCodes(i, 1);
+  ladder.harness.Call<uint64_t>(Remove{ladder.session, ladder.model, {}, {}}).value();
+  EXPECT_GT(ArenaBytesOf(ladder.harness, TierId{0}), 240 * kKiB) << "all memory has the first model's class";
+  const uint64_t evicted = ladder.harness.metrics().tier[0].evicted_capacity.Get();
+
+  ModelSpec larger = TinyModel("larger");
+  larger.layers = 3;
+  const ModelId model = ladder.harness.Register(ladder.session, larger);
+  for (uint64_t i = 1; i <= 8; ++i) {
+    const PutReply reply = *ladder.harness.PutChain(ladder.session, model, larger, i, 1);
+    ASSERT_EQ(reply.blocks[0].code, Code::kOk) << i;
+  }
+  EXPECT_EQ(ladder.harness.metrics().tier[0].evicted_capacity.Get(), evicted);
+  ladder.harness.engine().CheckInvariants();
+}
+
 TEST(SpaceTest, S29_ABatchLargerThanTheTierIsStoredBlockByBlock) {
   LadderFixture ladder(TwoTiers());
   EXPECT_EQ(ladder.PutCodes(1, 200), std::vector<Code>(200, Code::kOk));

@@ -46,6 +46,41 @@ TEST(ArenaAllocator, NeverPlansMoreThanTheCapacityAndUsesItsEnd) {
   EXPECT_FALSE(allocator.CouldFit(kMiB));
 }
 
+TEST(ArenaAllocator, PlansAnArenaWhereverOneSlotFits) {
+  constexpr SlotClass kTiny{TenantId{1}, 4096};
+  uint32_t fitted = 0;
+  for (uint64_t capacity = 64 * kMiB; capacity < 64 * kMiB + kLarge.slot_bytes; capacity += 4096) {
+    ArenaAllocator allocator(kTier, capacity);
+    uint32_t id = 0;
+    while (allocator.Plan(ArenaId{++id}, kLarge)) continue;
+    const bool fits = allocator.unplanned_bytes() >= ArenaBytes(1, kTiny.slot_bytes);
+    EXPECT_EQ(allocator.Plan(ArenaId{++id}, kTiny).has_value(), fits) << allocator.unplanned_bytes();
+    fitted += fits ? 1 : 0;
+  }
+  EXPECT_GT(fitted, 0u);
+}
+
+TEST(ArenaAllocator, KnowsWhichReadyArenasAreEmpty) {
+  ArenaAllocator allocator(kTier, kMiB);
+  EXPECT_TRUE(allocator.Plan(ArenaId{1}, kSmall).has_value());
+  EXPECT_TRUE(allocator.empty_arenas().empty()) << "not ready";
+  allocator.Created(ArenaId{1});
+  Ready(allocator, 2, kLarge);
+  EXPECT_EQ(allocator.empty_arenas(), (std::set<uint32_t>{1, 2}));
+  const Place first = *allocator.Allocate(kSmall, 7), second = *allocator.Allocate(kSmall, 8);
+  EXPECT_EQ(allocator.empty_arenas(), std::set<uint32_t>{2});
+  allocator.Free(first);
+  EXPECT_EQ(allocator.empty_arenas(), std::set<uint32_t>{2});
+  allocator.Drain(ArenaId{1});
+  allocator.Free(second);
+  EXPECT_EQ(allocator.empty_arenas(), std::set<uint32_t>{2}) << "drained";
+  allocator.Undrain(ArenaId{1});
+  EXPECT_EQ(allocator.empty_arenas(), (std::set<uint32_t>{1, 2}));
+  allocator.Retire(ArenaId{2});
+  EXPECT_EQ(allocator.empty_arenas(), std::set<uint32_t>{1});
+  allocator.CheckInvariants();
+}
+
 TEST(ArenaAllocator, SlotsDoNotOverlapAndStartBehindTheEpochs) {
   ArenaAllocator allocator(kTier, kMiB);
   Ready(allocator, 1, kSmall);
