@@ -171,6 +171,7 @@ Result<std::vector<CodecLine>> MeasureCodecs(const CodecsOptions& options) {
         for (const Residency residency : {Residency::kDram, Residency::kCache})
           for (const uint32_t threads : {1u, 2u})
             KVTIER_TRY(MeasureGroup({*codec, source, shape, residency, threads}, options, lines));
+  if (lines.empty()) return Status(Code::kNotFound, "no line has all words of \"" + options.only + "\"");
   return lines;
 }
 

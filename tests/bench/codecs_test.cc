@@ -29,6 +29,14 @@ TEST(CodecBoundsTest, ChecksumsMayAddAFifth) {
   EXPECT_TRUE(line.Holds());
 }
 
+TEST(CodecsTest, WordsThatNoLineHasAreAnErrorAndNotAnEmptyTable) {
+  CodecsOptions options;
+  options.only = "kv4p no-such-word";
+  const Result<std::vector<CodecLine>> lines = MeasureCodecs(options);
+  EXPECT_EQ(lines.status().code(), Code::kNotFound);
+  EXPECT_NE(lines.status().message().find(options.only), std::string::npos) << lines.status().ToString();
+}
+
 TEST(CodecBoundsTest, EveryCutOfInt4AndEveryPlaneFamilyDecodeHasABound) {
   const Codec* kv4p = FindCodec(CodecId::kKv4p);
   for (const CodecId id : {CodecId::kKv4p, CodecId::kKv42, CodecId::kKv2p}) {

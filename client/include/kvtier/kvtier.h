@@ -202,8 +202,9 @@ KVTIER_API kvtier_code kvtier_lease_block(const kvtier_lease* lease, size_t inde
  * are KVTIER_INVALID_ARGUMENT.
  * A destination may have any dtype: values are rounded to nearest even; FP8 has value / scale of the model's
  * layer and ends at its largest number. With KVTIER_VIEW_ROTATED_V every full group of 64 channels of V is
- * left as H64 v / 8, with the Sylvester matrix H64: cheaper, for engines that apply H64 / 8 to each head's
- * attention output instead; a last group of fewer channels is plain. */
+ * left as H64 v / 8, with the Sylvester matrix H64, for engines that apply H64 / 8 to each head's attention
+ * output instead: cheaper for blocks below BITS8, which are stored so, and dearer for others; a last group of
+ * fewer channels is plain. */
 #define KVTIER_VIEW_ROTATED_V 1 /* a bit of kvtier_view.flags; destinations only */
 typedef struct kvtier_view {
   uint32_t struct_size;
