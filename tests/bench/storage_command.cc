@@ -11,7 +11,7 @@ void AddStorage(CLI::App& app, int& exit_status) {
   CLI::App* storage = app.add_subcommand("storage", "The cold store beside fio on the same file system");
   storage->add_flag("--quick", options->common.quick, "Fewer sizes, depths and rounds");
   storage->add_flag("--json", options->common.json, "One JSON object instead of the table");
-  storage->add_option("--folder", options->folder, "Where to write; some 8 GiB, removed at the end")
+  storage->add_option("--folder", options->folder, "Where to write; some 12 GiB, removed at the end")
       ->check(CLI::ExistingDirectory);
   storage->add_option("--only", options->only, "One part")->check(CLI::IsMember({"transfers", "recovery"}));
   storage->add_option("--workers", options->workers, "Transfer workers, instead of the daemon's default")
