@@ -164,7 +164,7 @@ class Check {
   void CountUnindexed(const std::set<PlaceName>& entries) {
     std::map<std::string, const ColdRecord*> newest;
     for (const ColdRecord& record : live_) {
-      const ColdRecord*& best = newest[EncodeIndexKey(record.identity.name_space, record.identity.key)];
+      const ColdRecord*& best = newest[EncodeIndexKey(record)];
       const auto age = [](const ColdRecord& one) { return std::pair(one.place.epoch, one.place.offset); };
       if (best == nullptr || age(*best) < age(record)) best = &record;
     }

@@ -78,9 +78,9 @@ Result<ColdFormat> ParseFormat(std::string_view text) {
   if (!text.starts_with(kFormatTitle)) return Status(Code::kDataLoss, "FORMAT is not a cold store's");
   KVTIER_ASSIGN(const uint64_t version, FormatNumber(text, "version"));
   if (version != kColdFormatVersion) {
-    return Status(Code::kFailedPrecondition, "has format version " + std::to_string(version) +
-                                                 ", this program reads version " +
-                                                 std::to_string(kColdFormatVersion));
+    return Status(Code::kFailedPrecondition,
+                  "has format version " + std::to_string(version) + ", this program reads version " +
+                      std::to_string(kColdFormatVersion) + ": give it an empty folder");
   }
   KVTIER_ASSIGN(const uint64_t crc, FormatNumber(text, "crc32c"));
   if (crc != TextCrc(text.substr(0, text.rfind("crc32c "))))

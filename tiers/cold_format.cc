@@ -9,8 +9,9 @@ namespace kvtier {
 namespace {
 
 constexpr char kEntryPrefix = 'b';
-constexpr uint8_t kIndexValueVersion = 1;
-constexpr uint16_t kHeaderVersion = 1;
+constexpr size_t kBaseKeyBytes = 1 + 32 + 32;
+constexpr uint8_t kIndexValueVersion = 2;
+constexpr uint16_t kHeaderVersion = 2;
 
 /// Crc over all bytes of a header that ends with its crc.
 template <typename Header>
@@ -19,11 +20,11 @@ uint32_t HeaderCrc(const Header& header) {
 }
 
 uint32_t EntryCrc(std::string_view key, const IndexValue& value) {
-  std::array<std::byte, 1 + 32 + 32 + offsetof(IndexValue, crc)> covered;
-  KVTIER_CHECK(key.size() == 1 + 32 + 32);
+  std::array<std::byte, kBaseKeyBytes + 1 + offsetof(IndexValue, crc)> covered;
+  KVTIER_CHECK(key.size() <= kBaseKeyBytes + 1);
   std::memcpy(covered.data(), key.data(), key.size());
   std::memcpy(covered.data() + key.size(), &value, offsetof(IndexValue, crc));
-  return Crc32c(covered);
+  return Crc32c(std::span(covered).first(key.size() + offsetof(IndexValue, crc)));
 }
 
 Status Corrupt(const RecordExpectation& expected, std::string_view what) {
@@ -78,6 +79,8 @@ RecordHeader MakeRecordHeader(const StoreUuid& uuid, const ColdRecord& record, R
   header.key = record.identity.key.bytes;
   header.name_space = record.identity.name_space.bytes;
   header.parent = record.meta.parent.bytes;
+  header.part = static_cast<uint8_t>(record.place.part);
+  header.binding = record.binding;
   header.crc = HeaderCrc(header);
   return header;
 }
@@ -103,6 +106,7 @@ Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& ex
       header.state != static_cast<uint8_t>(RecordState::kDead)) {
     return Corrupt(expected, "state");
   }
+  if (header.part >= kColdParts) return Corrupt(expected, "part");
   return Status::Ok();
 }
 
@@ -115,6 +119,7 @@ ColdRecord RecordOfHeader(const RecordHeader& header) {
   record.meta.parent.bytes = header.parent;
   record.meta.floor = static_cast<Precision>(header.floor);
   record.meta.is_tail = (header.flags & kRecordFlagTail) != 0;
+  record.place.part = static_cast<ColdPart>(header.part);
   record.place.container = header.segment;
   record.place.offset = header.offset;
   record.place.bytes = header.record_bytes;
@@ -124,11 +129,16 @@ ColdRecord RecordOfHeader(const RecordHeader& header) {
   return record;
 }
 
-std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key) {
+std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key, ColdPart part) {
   std::string encoded(1, kEntryPrefix);
   encoded += name_space.AsStringView();
   encoded += key.AsStringView();
+  if (part != ColdPart::kBase) encoded += static_cast<char>(part);
   return encoded;
+}
+
+std::string EncodeIndexKey(const ColdRecord& record) {
+  return EncodeIndexKey(record.identity.name_space, record.identity.key, record.place.part);
 }
 
 std::string EncodeIndexValue(const ColdRecord& record) {
@@ -155,18 +165,24 @@ std::string EncodeIndexValue(const ColdRecord& record) {
   value.k_error = record.k_error;
   value.v_error = record.v_error;
   value.parent = record.meta.parent.bytes;
-  value.crc = EntryCrc(EncodeIndexKey(record.identity.name_space, record.identity.key), value);
+  value.part = static_cast<uint8_t>(record.place.part);
+  value.binding = record.binding;
+  value.crc = EntryCrc(EncodeIndexKey(record), value);
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
 Result<ColdRecord> DecodeIndexEntry(std::string_view key, std::string_view encoded) {
   IndexValue value;
-  if (key.size() != 1 + 32 + 32 || key[0] != kEntryPrefix || encoded.size() != sizeof(value)) {
+  if (key.size() < kBaseKeyBytes || key.size() > kBaseKeyBytes + 1 || key[0] != kEntryPrefix ||
+      encoded.size() != sizeof(value)) {
     return Status(Code::kDataLoss, "index entry: size");
   }
   std::memcpy(&value, encoded.data(), sizeof(value));
+  const uint8_t part = key.size() == kBaseKeyBytes ? 0 : static_cast<uint8_t>(key[kBaseKeyBytes]);
   if (value.version != kIndexValueVersion) return Status(Code::kDataLoss, "index entry: version");
   if (value.crc != EntryCrc(key, value)) return Status(Code::kDataLoss, "index entry: checksum");
+  const bool names_part = part < kColdParts && (part == 0) == (key.size() == kBaseKeyBytes);
+  if (!names_part || value.part != part) return Status(Code::kDataLoss, "index entry: part");
 
   ColdRecord record;
   std::memcpy(record.identity.name_space.bytes.data(), key.data() + 1, 32);
@@ -183,6 +199,7 @@ Result<ColdRecord> DecodeIndexEntry(std::string_view key, std::string_view encod
   record.meta.parent.bytes = value.parent;
   record.meta.floor = static_cast<Precision>(value.floor);
   record.meta.is_tail = (value.flags & kRecordFlagTail) != 0;
+  record.place.part = static_cast<ColdPart>(value.part);
   record.place.container = value.segment;
   record.place.offset = value.offset;
   record.place.bytes = value.record_bytes;
@@ -191,6 +208,7 @@ Result<ColdRecord> DecodeIndexEntry(std::string_view key, std::string_view encod
   record.image_bytes = value.image_bytes;
   record.k_error = value.k_error;
   record.v_error = value.v_error;
+  record.binding = value.binding;
   return record;
 }
 

@@ -14,7 +14,7 @@ namespace kvtier {
 // The bytes of a cold store, exactly as tiers/FORMAT.md writes them down. Little endian, no implicit padding.
 static_assert(std::endian::native == std::endian::little);
 
-inline constexpr uint32_t kColdFormatVersion = 1;
+inline constexpr uint32_t kColdFormatVersion = 2;
 inline constexpr uint32_t kSegmentMagic = 0x3147534B;  // "KSG1"
 inline constexpr uint32_t kRecordMagic = 0x3143524B;   // "KRC1"
 inline constexpr uint64_t kColdBlockBytes =
@@ -62,12 +62,15 @@ struct RecordHeader {
   std::array<std::byte, 32> key;
   std::array<std::byte, 32> name_space;
   std::array<std::byte, 32> parent;
-  std::array<std::byte, 84> zero;
+  uint8_t part;
+  std::array<uint8_t, 3> zero0;
+  uint32_t binding;
+  std::array<std::byte, 76> zero1;
   uint32_t crc;  ///< over bytes 0..251
 };
 static_assert(sizeof(RecordHeader) == kColdRecordHeaderBytes);
 
-/// Value of an index entry; its key is 'b', namespace, block key.
+/// Value of an index entry; its key is 'b', namespace, block key, and for a tail one byte more: its part.
 struct IndexValue {
   uint8_t version;
   uint8_t codec;
@@ -81,10 +84,11 @@ struct IndexValue {
   uint64_t first_position;
   uint16_t layers, kv_heads, k_dim, v_dim, tokens;
   uint8_t dtype, nraw, nb;
-  std::array<uint8_t, 3> zero;
+  uint8_t part;
+  std::array<uint8_t, 2> zero;
   float k_error, v_error;
   std::array<std::byte, 32> parent;
-  uint32_t zero1;
+  uint32_t binding;
   uint32_t crc;  ///< over the entry's key and then bytes 0..107 of the value
 };
 static_assert(sizeof(IndexValue) == 112 && offsetof(IndexValue, parent) == 72);
@@ -107,14 +111,15 @@ Status CheckSegmentHeader(const SegmentHeader& header, const StoreUuid& uuid, ui
 
 /// The header of `record` with its crc.
 RecordHeader MakeRecordHeader(const StoreUuid& uuid, const ColdRecord& record, RecordState state);
-/// Magic, version, crc, and everything that the place implies. Live or dead. Errors: kDataLoss;
+/// Magic, version, crc, part, and everything that the place implies. Live or dead. Errors: kDataLoss;
 /// kUnimplemented for a newer version.
 Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& expected);
 
 /// What the header alone says: of the shape only the tokens, no errors.
 ColdRecord RecordOfHeader(const RecordHeader& header);
 
-std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key);
+std::string EncodeIndexKey(const NamespaceDigest& name_space, const Key& key, ColdPart part);
+std::string EncodeIndexKey(const ColdRecord& record);
 std::string EncodeIndexValue(const ColdRecord& record);
 /// Errors: kDataLoss.
 Result<ColdRecord> DecodeIndexEntry(std::string_view key, std::string_view value);

@@ -184,7 +184,7 @@ Status ColdIndex::Put(std::span<const ColdRecord> records) {
   return Guarded("write the index", [&]() -> Status {
     rocksdb::WriteBatch batch;
     for (const ColdRecord& record : records) {
-      const std::string key = EncodeIndexKey(record.identity.name_space, record.identity.key);
+      const std::string key = EncodeIndexKey(record);
       batch.Put(key, EncodeIndexValue(record));
       batch.Put(PlaceKey(record.place.container, record.place.offset), key);
     }
@@ -198,7 +198,7 @@ Status ColdIndex::Erase(std::span<const ColdRecord> records) {
     rocksdb::WriteBatch batch;
     for (const ColdRecord& record : records) {
       batch.Delete(PlaceKey(record.place.container, record.place.offset));
-      const std::string key = EncodeIndexKey(record.identity.name_space, record.identity.key);
+      const std::string key = EncodeIndexKey(record);
       std::string value;
       const rocksdb::Status found = db_->Get(rocksdb::ReadOptions(), key, &value);
       if (found.IsNotFound()) continue;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tiers/cold_io.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 
@@ -51,6 +52,7 @@ RecordHeader LiveRecordHeader(const StoreUuid& uuid, const Place& place, std::sp
   record.identity.first_position = of_image.first_position;
   record.identity.shape.tokens = of_image.tokens;
   record.codec = static_cast<CodecId>(of_image.codec);
+  record.binding = BindingOf(image);
   return MakeRecordHeader(uuid, record, RecordState::kLive);
 }
 
@@ -66,6 +68,9 @@ Result<std::span<const std::byte>> ImageOfRecord(const StoreUuid& uuid, const Pl
                                         .limit_bytes = place.offset + place.bytes}));
   if (header.state != static_cast<uint8_t>(RecordState::kLive)) {
     return Status(Code::kDataLoss, "the record was marked dead");
+  }
+  if (header.part != static_cast<uint8_t>(place.part)) {
+    return Status(Code::kDataLoss, "the record is another part of a block");
   }
   return bytes.subspan(kColdRecordHeaderBytes, header.image_bytes);
 }

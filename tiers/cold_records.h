@@ -7,12 +7,12 @@
 
 namespace kvtier {
 
-/// The header of a live record of `image`, a whole one, at `place`.
+/// The header of a live record of `image`, a whole one (or a whole tail), at `place`.
 RecordHeader LiveRecordHeader(const StoreUuid& uuid, const Place& place, std::span<const std::byte> image,
                               const RecordMeta& meta);
 
-/// The image in the bytes of a whole record, when it is live and the one that belongs at `place`. Errors:
-/// kDataLoss, kUnimplemented (a newer version).
+/// The image or tail in the bytes of a whole record, when it is live and the one that belongs at `place`.
+/// Errors: kDataLoss, kUnimplemented (a newer version).
 Result<std::span<const std::byte>> ImageOfRecord(const StoreUuid& uuid, const Place& place,
                                                  std::span<const std::byte> bytes);
 

@@ -15,6 +15,14 @@ namespace {
 
 constexpr size_t kIndexBatch = 1024;
 
+bool IsBase(const ColdRecord& record) {
+  return record.place.part == ColdPart::kBase;
+}
+
+std::string BaseKeyOf(const ColdRecord& record) {
+  return EncodeIndexKey(record.identity.name_space, record.identity.key, ColdPart::kBase);
+}
+
 bool OlderPlace(const ColdRecord& a, const ColdRecord& b) {
   return std::tie(a.place.epoch, a.place.offset) < std::tie(b.place.epoch, b.place.offset);
 }
@@ -36,7 +44,7 @@ class Recovery {
     ListSegments();
     if (must_scan_) KVTIER_TRY(ScanGaps());
     KVTIER_TRY(Merge());
-    out_.blocks = std::move(entries_);
+    Drop(JoinTails(std::move(entries_), out_)).IgnoreBecause("the next start drops them again");
     return std::move(out_);
   }
 
@@ -91,9 +99,10 @@ class Recovery {
     size_t kept = 0;
     for (ColdRecord& entry : entries_) {
       const Place* previous = kept == 0 ? nullptr : &entries_[kept - 1].place;
-      const bool overlaps = previous != nullptr && previous->container == entry.place.container &&
-                            entry.place.offset < previous->offset + previous->bytes;
-      if (!CanStand(entry) || overlaps) {
+      const bool same_segment = previous != nullptr && previous->container == entry.place.container;
+      const bool overlaps = same_segment && entry.place.offset < previous->offset + previous->bytes;
+      const bool other_stream = same_segment && entry.place.part != previous->part;
+      if (!CanStand(entry) || overlaps || other_stream) {
         dropped.push_back(entry);
       } else {
         std::swap(entries_[kept++], entry);
@@ -108,10 +117,10 @@ class Recovery {
   void ListSegments() {
     const uint64_t segment_bytes = segments_.options().segment_bytes;
     for (const auto& [number, segment] : found_) {
-      out_.segments.push_back(
-          {.number = number,
-           .sequence = segment.sequence,
-           .used_bytes = segment.sequence == 0 ? segment_bytes : kColdSegmentHeaderBytes});
+      out_.segments.push_back({.number = number,
+                               .sequence = segment.sequence,
+                               .used_bytes = segment.sequence == 0 ? segment_bytes : kColdSegmentHeaderBytes,
+                               .part = std::nullopt});
     }
     std::sort(out_.segments.begin(), out_.segments.end(),
               [](const RecoveredSegment& a, const RecoveredSegment& b) { return a.number < b.number; });
@@ -119,6 +128,7 @@ class Recovery {
     for (RecoveredSegment& segment : out_.segments) {
       for (; entry != entries_.end() && entry->place.container == segment.number; ++entry) {
         segment.used_bytes = std::max(segment.used_bytes, entry->place.offset + entry->place.bytes);
+        segment.part = entry->place.part;
       }
     }
   }
@@ -143,23 +153,33 @@ class Recovery {
       // What could not be read may be taken.
       if (outcome.unread_bytes > 0) segment.used_bytes = segments_.options().segment_bytes;
       out_.dropped_records += outcome.bad.size();
-      std::move(outcome.live.begin(), outcome.live.end(), std::back_inserter(scanned_));
+      for (ColdRecord& record : outcome.live) {
+        if (!segment.part.has_value()) segment.part = record.place.part;
+        if (*segment.part == record.place.part) {
+          scanned_.push_back(std::move(record));
+        } else {
+          ++out_.dropped_records;  // its segment has another stream's records: nobody wrote that
+        }
+      }
     }
     return Status::Ok();
   }
 
-  /// Of several records of one block the newest stays; the others are marked dead.
+  /// Of several records of one part of one block the newest stays; the others are marked dead. A newer tail
+  /// never takes the place of one that belongs to the base that stays.
   Status Merge() {
     if (scanned_.empty()) return Status::Ok();
     std::unordered_map<std::string, size_t> by_key;
     by_key.reserve(entries_.size() + scanned_.size());
-    for (size_t i = 0; i < entries_.size(); ++i) by_key.emplace(KeyOf(entries_[i]), i);
+    for (size_t i = 0; i < entries_.size(); ++i) by_key.emplace(EncodeIndexKey(entries_[i]), i);
+    // Bases first: they decide which tails count.
+    std::ranges::stable_partition(scanned_, [](const ColdRecord& record) { return IsBase(record); });
     std::vector<ColdRecord> superseded, added;
     for (ColdRecord& record : scanned_) {
-      const auto [at, is_new] = by_key.emplace(KeyOf(record), entries_.size());
+      const auto [at, is_new] = by_key.emplace(EncodeIndexKey(record), entries_.size());
       if (is_new) {
         entries_.push_back(record);
-      } else if (OlderPlace(entries_[at->second], record)) {
+      } else if (Supersedes(record, entries_[at->second], BaseOf(record, by_key))) {
         superseded.push_back(std::exchange(entries_[at->second], record));
       } else {
         superseded.push_back(std::move(record));
@@ -173,14 +193,21 @@ class Recovery {
       KVTIER_TRY(SyncSegmentsOf(some, segments_, io_));
       return index_->Put(some);
     }));
-    return InBatches(superseded, [&](std::span<const ColdRecord> some) -> Status {
+    return Drop(superseded);
+  }
+
+  /// Marks the records dead and takes them out of the index.
+  Status Drop(std::span<const ColdRecord> records) {
+    return InBatches(records, [&](std::span<const ColdRecord> some) -> Status {
       KVTIER_TRY(MarkDead(some, segments_, io_));
       return index_->Erase(some);
     });
   }
 
-  static std::string KeyOf(const ColdRecord& record) {
-    return EncodeIndexKey(record.identity.name_space, record.identity.key);
+  const ColdRecord* BaseOf(const ColdRecord& record,
+                           const std::unordered_map<std::string, size_t>& by_key) const {
+    const auto base = by_key.find(BaseKeyOf(record));
+    return base == by_key.end() ? nullptr : &entries_[base->second];
   }
 
   template <typename Step>
@@ -206,6 +233,40 @@ class Recovery {
 };
 
 }  // namespace
+
+bool Supersedes(const ColdRecord& record, const ColdRecord& other, const ColdRecord* base) {
+  if (!IsBase(record) && base != nullptr && record.binding != other.binding) {
+    return record.binding == base->binding;
+  }
+  return OlderPlace(other, record);
+}
+
+std::vector<ColdRecord> JoinTails(std::vector<ColdRecord> records, ColdRecovery& out) {
+  for (const ColdRecord& record : records) {
+    if (IsBase(record)) out.blocks.push_back(RecoveredBlock{record, {}, {}});
+  }
+  std::vector<ColdRecord> orphans;
+  if (out.blocks.size() == records.size()) return orphans;
+  std::unordered_map<std::string, RecoveredBlock*> by_key;
+  by_key.reserve(out.blocks.size());
+  for (RecoveredBlock& block : out.blocks) by_key.emplace(BaseKeyOf(block), &block);
+  for (ColdRecord& tail : records) {
+    if (IsBase(tail)) continue;
+    const auto base = by_key.find(BaseKeyOf(tail));
+    const bool fits = base != by_key.end() && base->second->codec == CodecId::kKv2p &&
+                      base->second->binding == tail.binding && base->second->identity == tail.identity;
+    if (!fits) {
+      ++out.orphan_tails;
+      ++out.dropped_records;
+      orphans.push_back(std::move(tail));
+    } else if (tail.place.part == ColdPart::kKTail) {
+      base->second->k_tail = {.place = tail.place, .error = tail.k_error};
+    } else {
+      base->second->v_tail = {.place = tail.place, .error = tail.v_error};
+    }
+  }
+  return orphans;
+}
 
 Status MoveIndexAside(const std::string& folder) {
   const std::string aside = folder + ".broken";

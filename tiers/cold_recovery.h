@@ -24,4 +24,11 @@ Result<ColdRecovery> RecoverRecords(ColdSegments& segments, std::unique_ptr<Cold
 /// their records stay: the model may be put back by hand, and else the segment is recycled like any other.
 void KeepBlocksOfKnownModels(ColdRecovery& recovery);
 
+/// Whether a record takes the place of another of the same part of the same block. `base` is the block's, if
+/// it has one: a newer tail never takes the place of one that belongs to it.
+bool Supersedes(const ColdRecord& record, const ColdRecord& other, const ColdRecord* base);
+/// Fills out.blocks: each base with the tails of its own encoding. `records` has each part of a block once.
+/// Returns the tails that have no base, counted.
+std::vector<ColdRecord> JoinTails(std::vector<ColdRecord> records, ColdRecovery& out);
+
 }  // namespace kvtier

@@ -8,6 +8,7 @@
 #include "tiers/cold_records.h"
 #include "tiers/cold_recovery.h"
 #include "tiers/cold_scan.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 
@@ -100,7 +101,13 @@ class Repair {
     const auto orphans = std::stable_partition(
         blocks.begin(), blocks.end(),
         [&](const RecoveredBlock& block) { return names.contains(block.identity.name_space.bytes); });
-    const std::vector<ColdRecord> dead(orphans, blocks.end());
+    std::vector<ColdRecord> dead;
+    for (const RecoveredBlock& block : std::span(orphans, blocks.end())) {
+      dead.push_back(block);
+      for (const Place& tail : {block.k_tail.place, block.v_tail.place}) {
+        if (tail.bytes > 0) dead.push_back(TailRecord(block, tail));
+      }
+    }
     blocks.erase(orphans, blocks.end());
     out_.marked_dead += dead.size();
     KVTIER_TRY(MarkDead(dead, segments, io_));

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tiers/cold_io.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 
@@ -23,11 +24,41 @@ float RmsOverLayers(const ImageView& image, ErrorOfLayer error_of_layer) {
   return static_cast<float>(std::sqrt(sum / std::max<uint16_t>(1, image.identity.shape.layers)));
 }
 
-bool SameBlock(const RecordHeader& header, const ImageView& image) {
-  return header.key == image.identity.key.bytes && header.name_space == image.identity.name_space.bytes &&
-         header.first_position == image.identity.first_position &&
-         header.tokens == image.identity.shape.tokens &&
-         header.codec == static_cast<uint8_t>(image.codec->id) && header.image_bytes == image.bytes.size();
+bool SameBlock(const RecordHeader& header, const BlockIdentity& identity, CodecId codec, uint64_t bytes) {
+  return header.key == identity.key.bytes && header.name_space == identity.name_space.bytes &&
+         header.first_position == identity.first_position && header.tokens == identity.shape.tokens &&
+         header.codec == static_cast<uint8_t>(codec) && header.image_bytes == bytes;
+}
+
+/// Checks an image, as deep as the scan goes, and fills what it says of the block.
+Status DescribeImage(const RecordHeader& header, std::span<const std::byte> payload, ScanDepth depth,
+                     ColdRecord& record) {
+  KVTIER_ASSIGN(const ImageView image, ParseImage(payload));
+  if (depth == ScanDepth::kImages) KVTIER_TRY(VerifyImage(image));
+  if (!SameBlock(header, image.identity, image.codec->id, image.bytes.size())) {
+    return Status(Code::kDataLoss, "record and image name different blocks");
+  }
+  record.identity = image.identity;
+  record.codec = image.codec->id;
+  record.k_error = RmsOverLayers(image, [&](uint16_t layer) { return image.KError(layer); });
+  record.v_error = RmsOverLayers(image, [&](uint16_t layer) { return image.VError(layer); });
+  return Status::Ok();
+}
+
+/// The same for a tail.
+Status DescribeTail(const RecordHeader& header, std::span<const std::byte> payload, ScanDepth depth,
+                    ColdRecord& record) {
+  KVTIER_ASSIGN(const TailView tail, ParseTail(payload));
+  if (depth == ScanDepth::kImages) KVTIER_TRY(VerifyTail(tail));
+  const CodecId codec = RungOf(tail.part).id;
+  if (header.part != static_cast<uint8_t>(tail.part) ||
+      !SameBlock(header, tail.identity, codec, tail.bytes.size())) {
+    return Status(Code::kDataLoss, "record and tail name different blocks");
+  }
+  record.identity = tail.identity;
+  record.codec = codec;
+  (tail.part == ColdPart::kKTail ? record.k_error : record.v_error) = tail.Error();
+  return Status::Ok();
 }
 
 }  // namespace
@@ -84,15 +115,12 @@ Result<ColdRecord> ColdScanner::ReadRecord(SegmentBytes& bytes, const RecordHead
   const uint64_t record_bytes = ColdRecordBytes(header.image_bytes);
   if (record_bytes > kMaxRecordBytes) return Status(Code::kDataLoss, "record larger than any block");
   KVTIER_ASSIGN(const std::span<const std::byte> memory, bytes.Read(header.offset, record_bytes, record_));
-  KVTIER_ASSIGN(const ImageView image,
-                ParseImage(memory.subspan(kColdRecordHeaderBytes, header.image_bytes)));
-  if (depth_ == ScanDepth::kImages) KVTIER_TRY(VerifyImage(image));
-  if (!SameBlock(header, image)) return Status(Code::kDataLoss, "record and image name different blocks");
-
+  const std::span<const std::byte> payload = memory.subspan(kColdRecordHeaderBytes, header.image_bytes);
   ColdRecord record = RecordOfHeader(header);
-  record.identity = image.identity;
-  record.k_error = RmsOverLayers(image, [&](uint16_t layer) { return image.KError(layer); });
-  record.v_error = RmsOverLayers(image, [&](uint16_t layer) { return image.VError(layer); });
+  KVTIER_TRY(header.part == static_cast<uint8_t>(ColdPart::kBase)
+                 ? DescribeImage(header, payload, depth_, record)
+                 : DescribeTail(header, payload, depth_, record));
+  record.binding = BindingOf(payload);
   return record;
 }
 

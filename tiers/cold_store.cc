@@ -38,7 +38,12 @@ class FileColdStore final : public ColdStore {
     return {.folder = folder.index(), .reserve_bytes = ColdIndexReserveBytes(options.capacity_bytes)};
   }
 
-  Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) override;
+  Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) override {
+    PartRead read{.place = place, .bounce = &bounce};
+    ReadParts({&read, 1}, io);
+    return std::move(read.bytes);
+  }
+  void ReadParts(std::span<PartRead> reads, BlockIo& io) override;
   Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) override;
   Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built, uint64_t image_bytes,
                      const RecordMeta& meta) override;
@@ -71,14 +76,34 @@ class FileColdStore final : public ColdStore {
   bool recovered_ = false;
 };
 
-Result<std::span<const std::byte>> FileColdStore::Read(const Place& place, BlockIo& io,
-                                                       AlignedBuffer& bounce) {
-  CheckPlace(place);
-  KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.Open(place.container, place.epoch));
-  KVTIER_ASSIGN(std::span<std::byte> memory, bounce.Reserve(place.bytes));
-  memory = memory.first(place.bytes);
-  KVTIER_TRY(RunWithTimeout(io, ReadRequest(file->fd.get(), place.offset, memory)));
-  return ImageOfRecord(folder_.uuid, place, memory);
+void FileColdStore::ReadParts(std::span<PartRead> reads, BlockIo& io) {
+  KVTIER_CHECK(reads.size() <= kMaxIoInFlight);
+  std::vector<ColdSegments::FilePtr> files;
+  std::vector<IoRequest> requests;
+  std::vector<PartRead*> of_request;
+  for (PartRead& read : reads) {
+    const Place& place = read.place;
+    CheckPlace(place);
+    Result<ColdSegments::FilePtr> file = segments_.Open(place.container, place.epoch);
+    Result<std::span<std::byte>> memory = read.bounce->Reserve(place.bytes);
+    if (!file.ok() || !memory.ok()) {
+      read.bytes = file.ok() ? memory.status() : file.status();
+      continue;
+    }
+    requests.push_back(ReadRequest((*file)->fd.get(), place.offset, memory->first(place.bytes)));
+    files.push_back(std::move(file).value());
+    of_request.push_back(&read);
+  }
+  if (requests.empty()) return;
+  RunWithTimeout(io, requests).IgnoreBecause("each request has its own status");
+  for (size_t i = 0; i < requests.size(); ++i) {
+    PartRead& read = *of_request[i];
+    if (requests[i].status.ok()) {
+      read.bytes = ImageOfRecord(folder_.uuid, read.place, requests[i].memory);
+    } else {
+      read.bytes = requests[i].status;
+    }
+  }
 }
 
 Result<std::span<std::byte>> FileColdStore::BeginWrite(const Place& place, AlignedBuffer& bounce) {
@@ -115,7 +140,9 @@ Result<ColdRecovery> FileColdStore::Recover() {
   KVTIER_ASSIGN(recovery.models, ReadModelFiles(folder_.models(), recovery.dropped_records));
   recovery.index_rebuilt |= index_rebuilt_;
   KeepBlocksOfKnownModels(recovery);
-  for (RecoveredBlock& block : recovery.blocks) block.place.tier = options_.tier;
+  for (RecoveredBlock& block : recovery.blocks) {
+    block.place.tier = block.k_tail.place.tier = block.v_tail.place.tier = options_.tier;
+  }
   recovered_ = true;
   return recovery;
 }

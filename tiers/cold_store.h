@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,17 +38,28 @@ struct ColdStoreOptions {
   bool allow_direct_io = true;
 };
 
-/// A record of a block: what the index knows of it.
+/// A record of a block, or of planes that complete it (place.part says which): what the index knows of it.
 struct ColdRecord {
   BlockIdentity identity;
   RecordMeta meta;
   Place place;
   CodecId codec = CodecId::kNone;
-  uint64_t image_bytes = 0;
+  uint64_t image_bytes = 0;  ///< of a tail: its payload
   float k_error = 0, v_error = 0;
+  /// Names the very encoding of the base (BindingOf): a tail counts only beside the base of its own.
+  uint32_t binding = 0;
 };
-using RecoveredBlock = ColdRecord;  ///< found on disk at start
-using ColdCommit = ColdRecord;      ///< to make durable: FinishWrite has returned OK for it
+using ColdCommit = ColdRecord;  ///< to make durable: FinishWrite has returned OK for it
+
+/// Planes found beside a block at start.
+struct RecoveredTail {
+  Place place;      ///< bytes is 0: none
+  float error = 0;  ///< of K or V with it
+};
+/// A block found on disk at start: its base and the planes that belong to it.
+struct RecoveredBlock : ColdRecord {
+  RecoveredTail k_tail, v_tail;
+};
 
 /// A segment file found on disk at start, for the engine's SegmentAllocator.
 struct RecoveredSegment {
@@ -56,6 +68,7 @@ struct RecoveredSegment {
   /// Append position: everything below it is taken, live or not. A segment whose header is damaged counts as
   /// full, without blocks and with sequence 0: recycle it.
   uint64_t used_bytes = 0;
+  std::optional<ColdPart> part = {};  ///< of its records; none: it has none
 };
 
 /// Opaque to tiers: the namespace's fields as the daemon serialized them.
@@ -74,7 +87,8 @@ struct ColdRecovery {
   uint64_t foreign_files = 0;         ///< segments of another store, renamed
   uint64_t damaged_headers = 0;       ///< of segments; repaired from the index or, without it, lost
   bool index_rebuilt = false;         ///< it was damaged and is moved aside
-  uint64_t scanned_records = 0;       ///< of `blocks`: found by the scan, not in the index
+  uint64_t scanned_records = 0;       ///< records found by the scan, not in the index
+  uint64_t orphan_tails = 0;          ///< of dropped_records: the base that they complete is not there
 };
 
 /// Append-only segment files of self-describing records, with an index in RocksDB (tiers/FORMAT.md).
@@ -91,7 +105,8 @@ class ColdStore : public Medium {
   /// index does not cover. Once, before anything else. A lost or damaged index is moved aside and rebuilt.
   virtual Result<ColdRecovery> Recover() = 0;
   virtual Status PutModel(const ModelRecord& model) = 0;
-  /// Syncs the data of every segment that the items touch, then writes one index batch. After OK all items
+  /// Syncs the data of every segment that the items touch, then writes one index batch. Tails are committed
+  /// before their base. After OK all items
   /// are durable; after an error none is. Do not retry: a failed sync may have lost the data.
   virtual Status Commit(std::span<const ColdCommit> items, BlockIo& io) = 0;
   /// Forgets blocks (evicted, removed, quarantined). Their records are marked dead and that is synced before

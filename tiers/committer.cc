@@ -18,11 +18,6 @@ TimePoint Now() {
   return SteadyClock{}.Now();
 }
 
-auto SegmentOf(const ColdJob& job) {
-  const CommitJob& commit = std::get<CommitJob>(job.work);
-  return std::make_tuple(commit.tier, commit.item.place.container, commit.item.place.epoch);
-}
-
 }  // namespace
 
 Committer::Committer(CommitterOptions options, std::vector<CommitterStore> stores,
@@ -91,21 +86,53 @@ std::vector<ColdJob> Committer::Gather(ColdJob first, std::optional<ColdJob>& ne
   return batch;
 }
 
+/// One record of a batch.
+struct Committer::Unit {
+  const CommitJob* job = nullptr;
+  size_t index = 0;  ///< of the job in the batch
+  const ColdCommit* item = nullptr;
+  Status status;
+
+  /// Tails before bases, so that whoever is told of a block has been told all.
+  auto Order() const {
+    const Place& place = item->place;
+    return std::make_tuple(place.part == ColdPart::kBase, job->tier, place.container, place.epoch);
+  }
+};
+
 /// Segment by segment: one sync and one index batch each.
 void Committer::CommitAll(std::vector<ColdJob> batch) {
-  std::stable_sort(batch.begin(), batch.end(),
-                   [](const ColdJob& a, const ColdJob& b) { return SegmentOf(a) < SegmentOf(b); });
-  for (auto begin = batch.begin(); begin != batch.end();) {
-    const auto end = std::find_if(begin, batch.end(),
-                                  [&](const ColdJob& job) { return SegmentOf(job) != SegmentOf(*begin); });
-    const Status status = Supervised([&](BlockIo& io) -> Status {
-      KVTIER_ASSIGN(ColdStore * store, Find(std::get<CommitJob>(begin->work).tier));
-      std::vector<ColdCommit> items;
-      for (auto job = begin; job != end; ++job) items.push_back(std::get<CommitJob>(job->work).item);
-      return store->Commit(items, io);
-    });
-    for (; begin != end; ++begin) Complete(begin->id, status);
+  std::vector<Unit> units;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const auto& job = std::get<CommitJob>(batch[i].work);
+    for (const ColdCommit& tail : job.tails) units.push_back({&job, i, &tail, {}});
+    units.push_back({&job, i, &job.item, {}});
   }
+  std::ranges::stable_sort(units, {}, &Unit::Order);
+  std::vector<MoveOutcome> outcomes(batch.size());
+  for (auto begin = units.begin(); begin != units.end();) {
+    const auto end =
+        std::find_if(begin, units.end(), [&](const Unit& unit) { return unit.Order() != begin->Order(); });
+    CommitSegment({begin, end});
+    for (; begin != end; ++begin) {
+      const ColdPart part = begin->item->place.part;
+      if (part == ColdPart::kBase) {
+        Complete(batch[begin->index].id, begin->status, outcomes[begin->index]);
+      } else {
+        outcomes[begin->index].tails[TailIndex(part)].code = begin->status.code();
+      }
+    }
+  }
+}
+
+void Committer::CommitSegment(std::span<Unit> units) {
+  const Status status = Supervised([&](BlockIo& io) -> Status {
+    KVTIER_ASSIGN(ColdStore * store, Find(units[0].job->tier));
+    std::vector<ColdCommit> items;
+    for (const Unit& unit : units) items.push_back(*unit.item);
+    return store->Commit(items, io);
+  });
+  for (Unit& unit : units) unit.status = status;
 }
 
 void Committer::ExecuteOne(const ColdJob& job) {
@@ -152,8 +179,8 @@ Result<ColdStore*> Committer::Find(TierId tier) const {
   return Status(Code::kInvalidArgument, "tier " + std::to_string(tier.value) + " is not a cold one");
 }
 
-void Committer::Complete(JobId id, Status status) {
-  Completion completion{.id = id, .status = std::move(status), .outcome = {}};
+void Committer::Complete(JobId id, Status status, MoveOutcome outcome) {
+  Completion completion{.id = id, .status = std::move(status), .outcome = std::move(outcome)};
   while (!completions_.TryPush(std::move(completion))) {
     if (completions_.closed()) return;  // nobody is left to answer
     if (options_.on_completion) options_.on_completion();

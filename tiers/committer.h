@@ -32,7 +32,8 @@ struct CommitterStore {
 /// The thread that makes cold records durable and forgets them, in the order of the jobs. Every job popped
 /// gets exactly one completion, also one that ran into an exception: that is counted (worker_restarts), the
 /// job answers kInternal, and the thread goes on with fresh I/O. A sync that fails fails the commits of its
-/// segment only. Threads: Make, Start, Stop and the destructor on one thread; LastProgress on any.
+/// segment only: that of a tail's segment costs the tails, not their blocks. Threads: Make, Start, Stop and
+/// the destructor on one thread; LastProgress on any.
 class Committer {
  public:
   /// Queues, stores and metrics outlive the committer. The completion queue should hold all jobs in flight;
@@ -53,11 +54,13 @@ class Committer {
   void Run();
   std::vector<ColdJob> Gather(ColdJob first, std::optional<ColdJob>& next);
   void CommitAll(std::vector<ColdJob> batch);
+  struct Unit;
+  void CommitSegment(std::span<Unit> units);
   void ExecuteOne(const ColdJob& job);
   Status Perform(const ColdJob& job, BlockIo& io);
   Status Supervised(const std::function<Status(BlockIo&)>& work);
   Result<ColdStore*> Find(TierId tier) const;
-  void Complete(JobId id, Status status);
+  void Complete(JobId id, Status status, MoveOutcome outcome = {});
 
   const CommitterOptions options_;
   const std::vector<CommitterStore> stores_;

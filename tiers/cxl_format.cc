@@ -65,7 +65,8 @@ Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment
   if (superblock.version != kColdFormatVersion) {
     return Status(Code::kFailedPrecondition, "has format version " + std::to_string(superblock.version) +
                                                  ", this program reads version " +
-                                                 std::to_string(kColdFormatVersion));
+                                                 std::to_string(kColdFormatVersion) +
+                                                 ": give it a new file, or zero its first 128 KiB");
   }
   if (superblock.segment_bytes != segment_bytes || superblock.meta_bytes != kCxlMetaBytes) {
     return Status(Code::kFailedPrecondition, "was made with segments of " +

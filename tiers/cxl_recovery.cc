@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 #include <unordered_map>
 
 #include "tiers/cold_recovery.h"
@@ -39,10 +38,6 @@ bool IsBlank(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-bool OlderPlace(const ColdRecord& a, const ColdRecord& b) {
-  return std::tie(a.place.epoch, a.place.offset) < std::tie(b.place.epoch, b.place.offset);
-}
-
 }  // namespace
 
 Result<ColdRecovery> CxlStore::Recover() {
@@ -55,12 +50,15 @@ Result<ColdRecovery> CxlStore::Recover() {
   in_use.clean = 0;
   in_use.segment_limit = segment_limit_;
   KVTIER_TRY(WriteSuperblock(in_use));
-  ScanSegments(was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out);
-  if (!was_clean) out.scanned_records = out.blocks.size();
-  KVTIER_TRY(MergeCopies(out));
+  std::vector<ColdRecord> found =
+      ScanSegments(was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out);
+  if (!was_clean) out.scanned_records = found.size();
+  KVTIER_TRY(MergeCopies(std::move(found), out));
   out.models = models_.Load(out.dropped_records);
   KeepBlocksOfKnownModels(out);
-  for (RecoveredBlock& block : out.blocks) block.place.tier = options_.tier;
+  for (RecoveredBlock& block : out.blocks) {
+    block.place.tier = block.k_tail.place.tier = block.v_tail.place.tier = options_.tier;
+  }
   recovered_ = true;
   return out;
 }
@@ -118,7 +116,8 @@ uint64_t CxlStore::SequenceByRecords(uint32_t number) const {
   return sequence;
 }
 
-void CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out) {
+std::vector<ColdRecord> CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out) {
+  std::vector<ColdRecord> all;
   ColdScanner scanner(superblock_.uuid, depth);
   for (uint32_t number = 0; number < segment_limit_; ++number) {
     const Segment& segment = segments_[number];
@@ -135,29 +134,42 @@ void CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out) {
                    {kColdSegmentHeaderBytes, options_.segment_bytes}, outcome);
       found.used_bytes = std::max(found.used_bytes, outcome.used_bytes);
       out.dropped_records += outcome.bad.size();
-      std::move(outcome.live.begin(), outcome.live.end(), std::back_inserter(out.blocks));
+      for (ColdRecord& record : outcome.live) {
+        if (!found.part.has_value()) found.part = record.place.part;
+        if (*found.part == record.place.part) {
+          all.push_back(std::move(record));
+        } else {
+          ++out.dropped_records;  // its segment has another stream's records: nobody wrote that
+        }
+      }
     }
     out.segments.push_back(found);
   }
+  return all;
 }
 
-/// Of several records of one block the newest stays; the others are marked dead.
-Status CxlStore::MergeCopies(ColdRecovery& out) {
+/// Of several records of one part of one block the newest stays; the others are marked dead, and so are tails
+/// that have no base.
+Status CxlStore::MergeCopies(std::vector<ColdRecord> found, ColdRecovery& out) {
+  // Bases first: they decide which tails count.
+  std::ranges::stable_partition(
+      found, [](const ColdRecord& record) { return record.place.part == ColdPart::kBase; });
   std::unordered_map<std::string, size_t> by_key;
-  by_key.reserve(out.blocks.size());
+  by_key.reserve(found.size());
   std::vector<ColdRecord> kept, superseded;
-  for (ColdRecord& record : out.blocks) {
-    const auto [at, is_new] =
-        by_key.emplace(EncodeIndexKey(record.identity.name_space, record.identity.key), kept.size());
+  for (ColdRecord& record : found) {
+    const auto base =
+        by_key.find(EncodeIndexKey(record.identity.name_space, record.identity.key, ColdPart::kBase));
+    const auto [at, is_new] = by_key.emplace(EncodeIndexKey(record), kept.size());
     if (is_new) {
       kept.push_back(std::move(record));
-    } else if (OlderPlace(kept[at->second], record)) {
+    } else if (Supersedes(record, kept[at->second], base == by_key.end() ? nullptr : &kept[base->second])) {
       superseded.push_back(std::exchange(kept[at->second], std::move(record)));
     } else {
       superseded.push_back(std::move(record));
     }
   }
-  out.blocks = std::move(kept);
+  for (ColdRecord& orphan : JoinTails(std::move(kept), out)) superseded.push_back(std::move(orphan));
   return MarkDead(superseded);
 }
 

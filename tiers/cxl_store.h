@@ -71,8 +71,8 @@ class CxlStore final : public ColdStore {
   Status AdoptSegments(ColdRecovery& out);
   Status AdoptSegment(uint32_t number, ColdRecovery& out);
   uint64_t SequenceByRecords(uint32_t number) const;
-  void ScanSegments(ScanDepth depth, ColdRecovery& out);
-  Status MergeCopies(ColdRecovery& out);
+  std::vector<ColdRecord> ScanSegments(ScanDepth depth, ColdRecovery& out);
+  Status MergeCopies(std::vector<ColdRecord> found, ColdRecovery& out);
 
   const CxlStoreOptions options_;
   const uint32_t segment_limit_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/numerics.h"
+#include "tiers/cold_tail.h"
 #include "tiers/image.h"
 #include "tiers/layer_crew.h"
 #include "tiers/place.h"
@@ -268,7 +269,41 @@ std::span<const std::byte> DecodeToFp16(const ImageView& source, uint16_t layer,
   return tile.first(rows * (k_row + v_row));
 }
 
+/// One layer's planes out of a tail. False: they did not check out.
+bool CopyTailPart(const TailView& tail, Draft& draft, size_t layer, Region region) {
+  const std::span<std::byte> to = draft.Parts(layer).part[static_cast<int>(region)];
+  const uint32_t crc = CopyAndCrc32c(tail.Part(layer), to);
+  draft.table[layer].crc[static_cast<int>(region)] = crc;
+  return crc == tail.table[layer].part_crc;
+}
+
 }  // namespace
+
+JoinedImage JoinImage(const ImageView& base, const TailView& k_tail, const TailView* v_tail,
+                      std::span<std::byte> out, LayerCrew* crew) {
+  const ColdPart whole = v_tail == nullptr ? ColdPart::kKTail : ColdPart::kVTail;
+  Draft draft(RungOf(whole), base.identity, out, crew);
+  for (size_t layer = 0; layer < draft.table.size(); ++layer) {
+    const LayerEntry& from = base.table[layer];
+    draft.table[layer].error = from.error;
+    draft.table[layer].planes =
+        from.planes == kPlaneRaw ? kPlaneRaw : EncodedPlanes(draft.codec, draft.shape);
+  }
+  if (Status fits = draft.LayOut(); !fits.ok()) return {Failed(std::move(fits), draft)};
+  std::atomic<bool> k_damaged = false, v_damaged = false;
+  Status status = draft.ForEachLayer([&](size_t layer, uint32_t) -> Status {
+    KVTIER_TRY(CopyPart(base, draft, layer, static_cast<int>(Region::kBase)));
+    if (!CopyTailPart(k_tail, draft, layer, Region::kKTail)) k_damaged = true;
+    if (v_tail != nullptr && !CopyTailPart(*v_tail, draft, layer, Region::kVTail)) v_damaged = true;
+    return Status::Ok();
+  });
+  if (status.ok() && (k_damaged || v_damaged)) {
+    status =
+        Status(Code::kDataLoss, k_damaged ? "tail: checksum of the K tail" : "tail: checksum of the V tail");
+  }
+  const BuiltImage built = status.ok() ? Finished(draft) : Failed(std::move(status), draft);
+  return {built, k_damaged, v_damaged};
+}
 
 BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::span<const std::byte> raw,
                        std::span<std::byte> out, AlignedBuffer& tile, LayerCrew* crew,

@@ -23,6 +23,7 @@ struct DestroyArenaJob {
 struct VerifyJob {
   BlockIdentity identity;
   Place place;
+  TailPlaces tails{};
   Medium* medium = nullptr;
 };
 struct Job {
@@ -34,6 +35,7 @@ struct Job {
 struct CommitJob {
   TierId tier;
   ColdCommit item;
+  std::vector<ColdCommit> tails = {};  ///< of the same block; each may fail alone
 };
 struct EraseJob {
   TierId tier;
@@ -54,7 +56,7 @@ struct ColdJob {
 };
 
 /// Every job of either kind gets exactly one. `outcome` is filled by moves; by a verify, with what stands at
-/// the place.
+/// the place; by a commit, its tails' codes only.
 struct Completion {
   JobId id;
   Status status;

@@ -29,12 +29,24 @@ class Medium {
   /// others read into `bounce` (grown as needed). Valid until the place is freed or `bounce` is used again.
   virtual Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) = 0;
 
+  /// One of several reads, and what came of it.
+  struct PartRead {
+    Place place;
+    AlignedBuffer* bounce = nullptr;
+    Result<std::span<const std::byte>> bytes = Status(Code::kInternal, "not read");
+  };
+  /// Reads several places, each into its own bounce buffer: at once where the medium can.
+  virtual void ReadParts(std::span<PartRead> reads, BlockIo& io) {
+    for (PartRead& read : reads) read.bytes = Read(read.place, io, *read.bounce);
+  }
+
   /// Where to build an image of up to place.bytes for `place`: the slot itself (its epoch is bumped first) or
   /// `bounce`.
   virtual Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) = 0;
 
-  /// Puts the finished image (a prefix of the span from BeginWrite, of `image_bytes`) on the medium. For a
-  /// persistent medium the bytes are written but not yet synced: see Committer.
+  /// Puts the finished image, or a tail where place.part says so (a prefix of the span from BeginWrite, of
+  /// `image_bytes`) on the medium. For a persistent medium the bytes are written but not yet synced: see
+  /// Committer.
   virtual Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built,
                              uint64_t image_bytes, const RecordMeta& meta) = 0;
 };

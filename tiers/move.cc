@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "codecs/image_layout.h"
 #include "tiers/base/clock.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 namespace {
@@ -52,45 +54,213 @@ Status CheckTarget(const MoveOrder& order, std::span<const std::byte> bytes, Mov
   return status.ok() ? status : Status(Code::kInternal, "target does not verify: " + status.message());
 }
 
-Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) {
-  ImageView source;
-  if (!order.staged.has_value()) {
-    KVTIER_ASSIGN(source, ReadImage(order.identity, order.source, *order.source_medium, scratch));
-  }
-  const CodecId source_codec =
-      order.staged.has_value() ? RawCodecOf(order.identity.shape.dtype) : source.codec->id;
-  const Codec& codec = TargetCodec(source_codec, order);
+/// What was read: a whole image, or a base with the tails that are of use.
+struct Source {
+  ImageView image;
+  std::array<std::optional<TailView>, kColdTails.size()> tails;
 
-  KVTIER_ASSIGN(const std::span<std::byte> out,
-                order.target_medium->BeginWrite(order.target, scratch.target));
-  const SteadyClock stopwatch;
-  const TimePoint start = stopwatch.Now();
+  bool has_tails() const { return tails[0].has_value(); }  // V completes what K has completed
+};
+
+Result<TailView> CheckTail(const ImageView& base, ColdPart part, Result<std::span<const std::byte>>& bytes) {
+  if (!bytes.ok()) return bytes.status();
+  KVTIER_ASSIGN(TailView tail, ParseTail(*bytes));
+  if (tail.part != part) return Status(Code::kDataLoss, "tail: another part");
+  KVTIER_TRY(MatchTail(tail, base));
+  return tail;
+}
+
+/// Reads a base and its tails at once. A tail that is of no use is left out and reported.
+Result<Source> ReadSource(const BlockIdentity& identity, const Place& place, const TailPlaces& tails,
+                          Medium& medium, MoveScratch& scratch, MoveOutcome& outcome) {
+  std::vector<Medium::PartRead> reads;
+  reads.push_back({.place = place, .bounce = &scratch.source});
+  for (const ColdPart part : kColdTails) {
+    const Place& tail = tails[TailIndex(part)];
+    if (tail.bytes > 0) reads.push_back({.place = tail, .bounce = &scratch.tails[TailIndex(part)]});
+  }
+  if (reads.size() == 1) {
+    KVTIER_ASSIGN(ImageView image, ReadImage(identity, place, medium, scratch));
+    return Source{std::move(image), {}};
+  }
+  medium.ReadParts(reads, *scratch.io);
+  if (!reads[0].bytes.ok()) return reads[0].bytes.status();
+  Source source;
+  KVTIER_ASSIGN(source.image, ParseImage(*reads[0].bytes));
+  KVTIER_TRY(MatchIdentity(source.image, identity));
+  for (size_t i = 1; i < reads.size(); ++i) {
+    const ColdPart part = reads[i].place.part;
+    Result<TailView> tail = CheckTail(source.image, part, reads[i].bytes);
+    outcome.source_tails[TailIndex(part)] = tail.status().code();
+    if (tail.ok()) source.tails[TailIndex(part)] = std::move(tail).value();
+  }
+  if (!source.has_tails()) source.tails = {};
+  return source;
+}
+
+/// Puts the tails back beside the base, into `out`; damaged ones are left out and reported. An image of 0
+/// bytes: nothing but the base is left.
+BuiltImage Join(Source& source, std::span<std::byte> out, LayerCrew* crew, MoveOutcome& outcome) {
+  while (source.has_tails()) {
+    const TailView* v_tail = source.tails[1].has_value() ? &*source.tails[1] : nullptr;
+    JoinedImage joined = JoinImage(source.image, *source.tails[0], v_tail, out, crew);
+    if (!joined.k_damaged && !joined.v_damaged) return std::move(joined.image);
+    if (joined.v_damaged) outcome.source_tails[TailIndex(ColdPart::kVTail)] = Code::kDataLoss;
+    if (joined.k_damaged) outcome.source_tails[TailIndex(ColdPart::kKTail)] = Code::kDataLoss;
+    source.tails[1].reset();
+    if (joined.k_damaged) source.tails[0].reset();
+  }
+  return {Status::Ok(), 0};
+}
+
+uint64_t JoinedBytesMax(const Source& source) {
+  uint64_t bytes = source.image.bytes.size();
+  for (const auto& tail : source.tails) bytes += tail.has_value() ? tail->bytes.size() : 0;
+  return bytes;
+}
+
+/// Builds the target's image in `out` from what was staged or read.
+BuiltImage BuildTarget(const MoveOrder& order, const Codec& codec, const ImageView& source,
+                       std::span<std::byte> out, MoveScratch& scratch) {
   const std::span<const Fp8Scales> scales =
       order.scales == nullptr ? std::span<const Fp8Scales>{} : std::span(*order.scales);
-  const BuiltImage built =
-      order.staged.has_value()
-          ? EncodeImage(codec, order.identity, order.staged->raw, out, scratch.source, scratch.crew, scales)
-          : RequantizeImage(source, codec, order.identity, out, scratch.layers, scratch.crew, scales);
-  if (built.status.code() == Code::kOutOfRange) outcome.needed_bytes = built.image_bytes;
+  return order.staged.has_value()
+             ? EncodeImage(codec, order.identity, order.staged->raw, out, scratch.source, scratch.crew,
+                           scales)
+             : RequantizeImage(source, codec, order.identity, out, scratch.layers, scratch.crew, scales);
+}
+
+CodecId SourceCodec(const MoveOrder& order, const Source& source) {
+  return order.staged.has_value() ? RawCodecOf(order.identity.shape.dtype) : source.image.codec->id;
+}
+
+Status BuildAndCount(const MoveOrder& order, const Codec& codec, const Source& source,
+                     std::span<std::byte> out, MoveScratch& scratch, MoveOutcome& outcome,
+                     uint64_t& image_bytes) {
+  const SteadyClock stopwatch;
+  const TimePoint start = stopwatch.Now();
+  const BuiltImage built = BuildTarget(order, codec, source.image, out, scratch);
+  image_bytes = built.image_bytes;
   KVTIER_TRY(built.status);
-  if (!CanCut(source_codec, codec.id)) {
+  if (!CanCut(SourceCodec(order, source), codec.id)) {
     outcome.encoded_bytes = RawBlockBytes(order.identity.shape);
     outcome.encode_ns = static_cast<uint64_t>((stopwatch.Now() - start).count());
   }
+  return Status::Ok();
+}
+
+/// The most exact image of the plane family that the source gives, in scratch.whole or where it was read:
+/// what base and tails are cut from.
+Result<ImageView> WholeImage(const MoveOrder& order, Source& source, MoveScratch& scratch,
+                             MoveOutcome& outcome) {
+  if (source.has_tails()) {
+    KVTIER_ASSIGN(const std::span<std::byte> out, scratch.whole.Reserve(JoinedBytesMax(source)));
+    const BuiltImage joined = Join(source, out, scratch.crew, outcome);
+    KVTIER_TRY(joined.status);
+    if (joined.image_bytes > 0) return ParseImage(out.first(joined.image_bytes));
+  }
+  const CodecId source_codec = SourceCodec(order, source);
+  const Codec& int4 = *FindCodec(CodecId::kKv4p);
+  if (IsPlaneFamily(source_codec)) return source.image;
+  uint64_t bytes = PlainImageBytes(int4, order.identity.shape);
+  for (int pass = 0;; ++pass) {
+    KVTIER_ASSIGN(const std::span<std::byte> out, scratch.whole.Reserve(bytes));
+    const Status built = BuildAndCount(order, int4, source, out, scratch, outcome, bytes);
+    if (built.ok()) return ParseImage(out.first(bytes));
+    if (built.code() != Code::kOutOfRange || pass > 0) return built;  // raw layers are larger, once
+  }
+}
+
+/// A tail of `whole` to its place. What goes wrong costs the tail only.
+TailOutcome MoveTail(const MoveOrder& order, const ImageView& whole, ColdPart part, MoveScratch& scratch) {
+  const Place& place = order.target_tails[TailIndex(part)];
+  TailOutcome outcome;
+  const auto move = [&]() -> Status {
+    KVTIER_ASSIGN(const std::span<std::byte> out, order.target_medium->BeginWrite(place, scratch.target));
+    const BuiltImage built = WriteTail(whole, part, out);
+    KVTIER_TRY(built.status);
+    KVTIER_ASSIGN(const TailView tail, ParseTail(out.first(built.image_bytes)));
+    KVTIER_TRY(VerifyTail(tail));
+    KVTIER_TRY(order.target_medium->FinishWrite(place, *scratch.io, out, built.image_bytes, order.meta));
+    outcome.bytes = built.image_bytes;
+    outcome.error = tail.Error();
+    return Status::Ok();
+  };
+  outcome.code = move().code();
+  return outcome;
+}
+
+/// Into an image, and where the order has places for them, the planes that it leaves out.
+Status MoveParts(const MoveOrder& order, Source& source, MoveScratch& scratch, MoveOutcome& outcome) {
+  KVTIER_ASSIGN(ImageView whole, WholeImage(order, source, scratch, outcome));
+  MoveOrder base = order;
+  base.staged.reset();
+  const Codec& codec = TargetCodec(whole.codec->id, order);
+  KVTIER_ASSIGN(const std::span<std::byte> out,
+                order.target_medium->BeginWrite(order.target, scratch.target));
+  const BuiltImage built = BuildTarget(base, codec, whole, out, scratch);
+  if (built.status.code() == Code::kOutOfRange) outcome.needed_bytes = built.image_bytes;
+  KVTIER_TRY(built.status);
   KVTIER_TRY(CheckTarget(order, out.first(built.image_bytes), outcome));
-  return order.target_medium->FinishWrite(order.target, *scratch.io, out, built.image_bytes, order.meta);
+  outcome.binding = BindingOf(out.first(built.image_bytes));
+  KVTIER_TRY(order.target_medium->FinishWrite(order.target, *scratch.io, out, built.image_bytes, order.meta));
+  if (codec.id != CodecId::kKv2p) return Status::Ok();
+  for (const ColdPart part : kColdTails) {
+    if (order.target_tails[TailIndex(part)].bytes == 0 || !HasTail(whole, part)) continue;
+    TailOutcome& tail = outcome.tails[TailIndex(part)];
+    tail = MoveTail(order, whole, part, scratch);
+    if (tail.bytes == 0) break;  // V completes what K has completed
+  }
+  return Status::Ok();
+}
+
+Status MoveWhole(const MoveOrder& order, Source& source, MoveScratch& scratch, MoveOutcome& outcome) {
+  KVTIER_ASSIGN(const std::span<std::byte> out,
+                order.target_medium->BeginWrite(order.target, scratch.target));
+  uint64_t image_bytes = 0;
+  if (source.has_tails()) {
+    const BuiltImage joined = Join(source, out, scratch.crew, outcome);
+    if (joined.status.code() == Code::kOutOfRange) outcome.needed_bytes = joined.image_bytes;
+    KVTIER_TRY(joined.status);
+    image_bytes = joined.image_bytes;
+  }
+  if (image_bytes == 0) {
+    const Codec& codec = TargetCodec(SourceCodec(order, source), order);
+    const Status built = BuildAndCount(order, codec, source, out, scratch, outcome, image_bytes);
+    if (built.code() == Code::kOutOfRange) outcome.needed_bytes = image_bytes;
+    KVTIER_TRY(built);
+  }
+  KVTIER_TRY(CheckTarget(order, out.first(image_bytes), outcome));
+  outcome.binding = BindingOf(out.first(image_bytes));
+  return order.target_medium->FinishWrite(order.target, *scratch.io, out, image_bytes, order.meta);
+}
+
+Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) {
+  Source source;
+  if (!order.staged.has_value()) {
+    KVTIER_ASSIGN(source, ReadSource(order.identity, order.source, order.source_tails, *order.source_medium,
+                                     scratch, outcome));
+  }
+  const CodecId codec = SourceCodec(order, source);
+  const bool splits =
+      order.target_tails[0].bytes > 0 &&
+      (IsPlaneFamily(codec) || CanRequantize(codec, *FindCodec(CodecId::kKv4p), order.identity.shape));
+  return splits ? MoveParts(order, source, scratch, outcome) : MoveWhole(order, source, scratch, outcome);
 }
 
 void KeepWhatIsUsed(MoveScratch& scratch) {
   scratch.source.ShrinkToUse(kRetainedBounceBytes);
+  for (AlignedBuffer& tail : scratch.tails) tail.ShrinkToUse(kRetainedBounceBytes);
+  scratch.whole.ShrinkToUse(kRetainedBounceBytes);
   scratch.target.ShrinkToUse(kRetainedBounceBytes);
-  scratch.layers.ShrinkToUse(kRetainedBounceBytes);
 }
 
 }  // namespace
 
 void MoveScratch::Trim() {
   source.ShrinkTo(kRetainedBounceBytes);
+  for (AlignedBuffer& tail : tails) tail.ShrinkTo(kRetainedBounceBytes);
+  whole.ShrinkTo(kRetainedBounceBytes);
   target.ShrinkTo(kRetainedBounceBytes);
   layers.ShrinkTo(kRetainedBounceBytes);
 }
@@ -105,14 +275,20 @@ Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outc
   return status;
 }
 
-Status VerifyBlock(const BlockIdentity& identity, const Place& place, Medium& medium, MoveScratch& scratch,
-                   MoveOutcome& outcome) {
+Status VerifyBlock(const BlockIdentity& identity, const Place& place, const TailPlaces& tails, Medium& medium,
+                   MoveScratch& scratch, MoveOutcome& outcome) {
   KVTIER_CHECK(scratch.io != nullptr);
   outcome = {};
   const auto verify = [&]() -> Status {
-    KVTIER_ASSIGN(const ImageView image, ReadImage(identity, place, medium, scratch));
-    KVTIER_TRY(VerifyImage(image));
-    Describe(image, outcome);
+    KVTIER_ASSIGN(const Source source, ReadSource(identity, place, tails, medium, scratch, outcome));
+    KVTIER_TRY(VerifyImage(source.image));
+    Describe(source.image, outcome);
+    for (const ColdPart part : kColdTails) {
+      const std::optional<TailView>& tail = source.tails[TailIndex(part)];
+      if (tail.has_value() && !VerifyTail(*tail).ok()) {
+        outcome.source_tails[TailIndex(part)] = Code::kDataLoss;
+      }
+    }
     return Status::Ok();
   };
   Status status = verify();

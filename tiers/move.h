@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,8 +23,10 @@ struct MoveOrder {
   RecordMeta meta;
   std::optional<StagedSource> staged;  ///< a put; else the source is a place
   Place source;
+  TailPlaces source_tails{};  ///< planes beside it that are to be read as well
   Medium* source_medium = nullptr;
   Place target;
+  TailPlaces target_tails{};  ///< for planes that `codec`, int2, leaves out; used where the source has them
   Medium* target_medium = nullptr;
   /// Wanted at the target. A quantized source that cannot be cut to it is copied as it is; a shape that it
   /// does not take (a short tail) stays as it is.
@@ -31,12 +34,24 @@ struct MoveOrder {
   std::shared_ptr<const std::vector<Fp8Scales>> scales = nullptr;  ///< by layer, of FP8 blocks; null: 1
 };
 
+/// What became of a K tail or V tail.
+struct TailOutcome {
+  Code code = Code::kOk;
+  uint64_t bytes = 0;  ///< payload at the target; 0: the source has none, or it could not be written
+  float error = 0;     ///< of K, or of V, with it
+};
+
 struct MoveOutcome {
   CodecId codec = CodecId::kNone;  ///< what stands at the target
   uint64_t image_bytes = 0;
   bool any_raw_layer = false;
-  float k_error = 0, v_error = 0;  ///< rms over layers, at the target's rung
-  uint64_t encoded_bytes = 0;      ///< raw bytes that went through an encoder, and the time that took
+  float k_error = 0, v_error = 0;                      ///< rms over layers, at the target's rung
+  uint32_t binding = 0;                                ///< see ColdRecord
+  std::array<TailOutcome, kColdTails.size()> tails{};  ///< at the target: one that failed costs itself only
+  /// Of the source: not kOk where planes could not be used, kDataLoss where they are damaged or not this
+  /// block's. What stands at the target is then the rung that was left.
+  std::array<Code, kColdTails.size()> source_tails{};
+  uint64_t encoded_bytes = 0;  ///< raw bytes that went through an encoder, and the time that took
   uint64_t encode_ns = 0;
   /// Set when the target was too small: the bytes that the image needs. The Status is kOutOfRange then.
   uint64_t needed_bytes = 0;
@@ -50,6 +65,8 @@ struct MoveScratch {
   BlockIo* io = nullptr;
   LayerCrew* crew = nullptr;  ///< null: the worker does every layer itself
   AlignedBuffer source;
+  std::array<AlignedBuffer, kColdTails.size()> tails;
+  AlignedBuffer whole;  ///< an image that only its parts are written of
   AlignedBuffer target;
   AlignedBuffer layers;  ///< decoded ones, on their way into another codec
 
@@ -62,9 +79,9 @@ struct MoveScratch {
 /// answers to another identity). Threads: any worker; the caller keeps source and target pinned.
 Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome);
 
-/// Reads the image at `place` and checks header, identity and every part. `outcome` says what stands there.
-/// Errors: the medium's; kUnimplemented; kDataLoss.
-Status VerifyBlock(const BlockIdentity& identity, const Place& place, Medium& medium, MoveScratch& scratch,
-                   MoveOutcome& outcome);
+/// Reads the image at `place` and checks header, identity and every part. `outcome` says what stands there,
+/// and which of the tails beside it are bad. Errors: the medium's; kUnimplemented; kDataLoss.
+Status VerifyBlock(const BlockIdentity& identity, const Place& place, const TailPlaces& tails, Medium& medium,
+                   MoveScratch& scratch, MoveOutcome& outcome);
 
 }  // namespace kvtier

@@ -18,27 +18,30 @@ void SegmentAllocator::Recover(const RecoveredSegment& found) {
   KVTIER_CHECK(segment.state == State::kFresh);
   segment.sequence = found.sequence;
   segment.append_at = std::clamp(found.used_bytes, kColdSegmentHeaderBytes, segment_bytes_);
+  segment.part = found.part.value_or(ColdPart::kBase);
   next_sequence_ = std::max(next_sequence_, found.sequence + 1);
   // Recycled and not used yet: as before the restart.
   if (found.sequence != 0 && segment.append_at == kColdSegmentHeaderBytes) return;
   fresh_.erase(found.number);
   segment.state = State::kSealed;
-  if (found.sequence == 0 || segment.append_at >= segment_bytes_) return;
-  // Only the newest goes on: the others were sealed with too little room for a record, and are victims.
-  if (!open_.empty()) {
-    const uint32_t other = *open_.begin();
+  if (found.sequence == 0 || segment.append_at >= segment_bytes_ || !found.part.has_value()) return;
+  // Only the newest of a stream goes on: the others were sealed with too little room for a record, and are
+  // victims.
+  std::set<uint32_t>& open = open_[IndexOf(segment.part)];
+  if (!open.empty()) {
+    const uint32_t other = *open.begin();
     if (segments_[other].sequence > found.sequence) return;
     segments_[other].state = State::kSealed;
-    open_.erase(other);
+    open.erase(other);
   }
   segment.state = State::kOpen;
-  open_.insert(found.number);
+  open.insert(found.number);
 }
 
 bool SegmentAllocator::Knows(const Place& place) const {
   if (place.container >= limit_) return false;
   const Segment& segment = segments_[place.container];
-  return segment.sequence != 0 && segment.sequence == place.epoch &&
+  return segment.sequence != 0 && segment.sequence == place.epoch && segment.part == place.part &&
          place.offset + place.bytes <= segment.append_at;
 }
 
@@ -47,20 +50,28 @@ void SegmentAllocator::RecoverRecord(const Place& place, uint32_t owner) {
   Segment& segment = segments_[place.container];
   segment.records.push_back({.owner = owner, .offset = place.offset});
   segment.live_bytes += place.bytes;
-  live_bytes_ += place.bytes;
+  live_bytes_[IndexOf(place.part)] += place.bytes;
 }
 
-std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t owner) {
+bool SegmentAllocator::NeedsSegment(uint64_t record_bytes, ColdPart part) const {
+  return std::ranges::none_of(open_[IndexOf(part)], [&](uint32_t number) {
+    return segments_[number].append_at + record_bytes <= segment_bytes_;
+  });
+}
+
+std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t owner, ColdPart part) {
   KVTIER_CHECK(record_bytes > 0 && record_bytes % kSlotAlign == 0 && CouldFit(record_bytes));
-  while (!open_.empty()) {
-    const uint32_t number = *open_.begin();
+  std::set<uint32_t>& open = open_[IndexOf(part)];
+  while (!open.empty()) {
+    const uint32_t number = *open.begin();
     Segment& segment = segments_[number];
     if (segment.append_at + record_bytes > segment_bytes_) {
       segment.state = State::kSealed;
-      open_.erase(open_.begin());
+      open.erase(open.begin());
       continue;
     }
     const Place place{.tier = tier_,
+                      .part = part,
                       .container = number,
                       .slot = 0,
                       .offset = segment.append_at,
@@ -68,7 +79,7 @@ std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t ow
                       .epoch = segment.sequence};
     segment.append_at += record_bytes;
     segment.live_bytes += record_bytes;
-    live_bytes_ += record_bytes;
+    live_bytes_[IndexOf(part)] += record_bytes;
     segment.records.push_back({.owner = owner, .offset = place.offset});
     return place;
   }
@@ -77,25 +88,28 @@ std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t ow
   fresh_.erase(fresh_.begin());
   Segment& segment = segments_[number];
   segment.state = State::kOpen;
+  segment.part = part;
   segment.append_at = kColdSegmentHeaderBytes;
   if (segment.sequence == 0) segment.sequence = next_sequence_++;
-  open_.insert(number);
-  return Append(record_bytes, owner);
+  open.insert(number);
+  return Append(record_bytes, owner, part);
 }
 
 void SegmentAllocator::Release(const Place& place) {
   KVTIER_CHECK(place.tier == tier_ && place.container < limit_);
   Segment& segment = segments_[place.container];
-  KVTIER_CHECK(segment.sequence == place.epoch && segment.live_bytes >= place.bytes);
+  KVTIER_CHECK(segment.sequence == place.epoch && segment.part == place.part);
+  KVTIER_CHECK(segment.live_bytes >= place.bytes);
   segment.live_bytes -= place.bytes;
-  live_bytes_ -= place.bytes;
+  live_bytes_[IndexOf(place.part)] -= place.bytes;
 }
 
-std::optional<uint32_t> SegmentAllocator::Victim(const std::function<bool(uint32_t segment)>& may_go) const {
+std::optional<uint32_t> SegmentAllocator::Victim(const std::function<bool(uint32_t segment)>& may_go,
+                                                 ColdPart part) const {
   std::optional<uint32_t> best;
   for (uint32_t i = 0; i < limit_; ++i) {
     const Segment& segment = segments_[i];
-    if (segment.state != State::kSealed) continue;
+    if (!IsVictim(i, part)) continue;
     if (best) {
       const Segment& other = segments_[*best];
       if (std::pair(segment.live_bytes, segment.sequence) >= std::pair(other.live_bytes, other.sequence))
@@ -106,9 +120,16 @@ std::optional<uint32_t> SegmentAllocator::Victim(const std::function<bool(uint32
   return best;
 }
 
+bool SegmentAllocator::IsVictim(uint32_t number, ColdPart part) const {
+  const Segment& segment = segments_[number];
+  const bool goes_open = part != ColdPart::kBase && segment.state == State::kOpen;
+  return (segment.state == State::kSealed || goes_open) && segment.part == part;
+}
+
 uint64_t SegmentAllocator::BeginRecycle(uint32_t number) {
   Segment& segment = segments_[number];
-  KVTIER_CHECK(segment.state == State::kSealed && segment.live_bytes == 0);
+  KVTIER_CHECK((segment.state == State::kSealed || segment.state == State::kOpen) && segment.live_bytes == 0);
+  open_[IndexOf(segment.part)].erase(number);
   segment.state = State::kRecycling;
   segment.records.clear();
   segment.sequence = next_sequence_++;
@@ -127,13 +148,17 @@ void SegmentAllocator::RecycleFailed(uint32_t number) {
 }
 
 void SegmentAllocator::CheckInvariants() const {
-  uint64_t live = 0;
+  std::array<uint64_t, kColdParts> live{};
   for (uint32_t i = 0; i < limit_; ++i) {
     const Segment& segment = segments_[i];
-    live += segment.live_bytes;
+    live[IndexOf(segment.part)] += segment.live_bytes;
     KVTIER_CHECK(segment.live_bytes <= segment.append_at && segment.append_at <= segment_bytes_);
     KVTIER_CHECK((segment.state == State::kFresh) == fresh_.contains(i));
-    KVTIER_CHECK((segment.state == State::kOpen) == open_.contains(i));
+    for (int part = 0; part < kColdParts; ++part) {
+      const bool is_open =
+          segment.state == State::kOpen && IndexOf(segment.part) == static_cast<size_t>(part);
+      KVTIER_CHECK(is_open == open_[part].contains(i));
+    }
     if (segment.state == State::kFresh || segment.state == State::kRecycling)
       KVTIER_CHECK(segment.live_bytes == 0);
   }

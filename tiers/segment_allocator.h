@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,9 +12,14 @@
 
 namespace kvtier {
 
-/// Hands out records of one append-only tier. Space comes back by whole segments: the caller drops what lives
-/// in a victim, has it recycled under a new sequence number, and says so. Threads: single-owner. Pure
-/// bookkeeping: touches no file.
+/// Segments that the live records of a tier cannot count on: the open one of each stream, and one that is
+/// kept fresh for the next block.
+inline constexpr uint32_t kReservedColdSegments = kColdParts + 1;
+
+/// Hands out records of one append-only tier, in one stream of segments for each part of a block; a segment
+/// belongs to the stream that opened it until it is recycled. Space comes back by whole segments: the caller
+/// drops what lives in a victim, has it recycled under a new sequence number, and says so. Threads:
+/// single-owner. Pure bookkeeping: touches no file.
 class SegmentAllocator {
  public:
   SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit);
@@ -27,19 +33,30 @@ class SegmentAllocator {
   bool CouldFit(uint64_t record_bytes) const {
     return limit_ > 0 && record_bytes <= segment_bytes_ - kColdSegmentHeaderBytes;
   }
+  /// Whether the next record of the stream opens a segment.
+  bool NeedsSegment(uint64_t record_bytes, ColdPart part) const;
   /// The next record for `owner` (a number of the caller's). Empty when every segment is taken.
-  std::optional<Place> Append(uint64_t record_bytes, uint32_t owner);
+  std::optional<Place> Append(uint64_t record_bytes, uint32_t owner, ColdPart part = ColdPart::kBase);
   /// The record is dead: its bytes come back when the segment is recycled.
   void Release(const Place& place);
 
-  /// The sealed segment with the least live bytes, the oldest of equals, for which `may_go` is true.
-  std::optional<uint32_t> Victim(const std::function<bool(uint32_t segment)>& may_go) const;
+  /// The segment of a stream with the least live bytes, the oldest of equals, for which `may_go` is true.
+  /// Those of base records are sealed; tails go while their segment is open, too, so that none outlives a
+  /// block that had to go.
+  std::optional<uint32_t> Victim(const std::function<bool(uint32_t segment)>& may_go,
+                                 ColdPart part = ColdPart::kBase) const;
+  /// Whether Victim would look at the segment.
+  bool IsVictim(uint32_t segment, ColdPart part) const;
   struct Record {
     uint32_t owner = 0;
     uint64_t offset = 0;
   };
   /// Every record appended since the segment was last recycled, live or not, in order.
   std::span<const Record> Records(uint32_t segment) const { return segments_[segment].records; }
+  /// Whose stream it is in; of a fresh segment without meaning.
+  ColdPart PartOf(uint32_t segment) const { return segments_[segment].part; }
+  /// The present use of the segment: Place::epoch of its records.
+  uint64_t Sequence(uint32_t segment) const { return segments_[segment].sequence; }
   /// Of a segment without live records. Returns the sequence number to recycle it under.
   uint64_t BeginRecycle(uint32_t segment);
   void Recycled(uint32_t segment);
@@ -48,7 +65,9 @@ class SegmentAllocator {
 
   /// Segments that Append can open.
   uint32_t fresh_segments() const { return static_cast<uint32_t>(fresh_.size()); }
-  uint64_t live_bytes() const { return live_bytes_; }
+  uint32_t segment_limit() const { return limit_; }
+  uint64_t live_bytes() const { return live_bytes_[0] + live_bytes_[1] + live_bytes_[2]; }
+  uint64_t live_bytes(ColdPart part) const { return live_bytes_[IndexOf(part)]; }
   uint64_t capacity_bytes() const { return uint64_t{limit_} * segment_bytes_; }
   uint64_t segment_live_bytes(uint32_t segment) const { return segments_[segment].live_bytes; }
   void CheckInvariants() const;
@@ -57,6 +76,7 @@ class SegmentAllocator {
   enum class State : uint8_t { kFresh, kOpen, kSealed, kRecycling };
   struct Segment {
     State state = State::kFresh;
+    ColdPart part = ColdPart::kBase;
     uint64_t sequence = 0;  ///< 0: never used
     uint64_t append_at = kColdSegmentHeaderBytes;
     uint64_t live_bytes = 0;
@@ -67,10 +87,10 @@ class SegmentAllocator {
   const uint64_t segment_bytes_;
   const uint32_t limit_;
   uint64_t next_sequence_ = 1;
-  uint64_t live_bytes_ = 0;
+  std::array<uint64_t, kColdParts> live_bytes_{};
   std::vector<Segment> segments_;
   std::set<uint32_t> fresh_;
-  std::set<uint32_t> open_;  ///< at most one, with room left
+  std::array<std::set<uint32_t>, kColdParts> open_;  ///< at most one of each stream, with room left
 };
 
 }  // namespace kvtier

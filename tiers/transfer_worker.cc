@@ -143,8 +143,8 @@ Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outco
                           return Status::Ok();
                         },
                         [&](const VerifyJob& verify) {
-                          return VerifyBlock(verify.identity, verify.place, *verify.medium, tools.scratch,
-                                             outcome);
+                          return VerifyBlock(verify.identity, verify.place, verify.tails, *verify.medium,
+                                             tools.scratch, outcome);
                         },
                     },
                     job.work);

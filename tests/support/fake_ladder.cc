@@ -58,6 +58,13 @@ Completion FakeLadder::Execute(const Job& job) {
     const std::optional<Image> image = At(verify->place);
     KVTIER_CHECK(publish_failed_moves || (image && image->key == verify->identity.key));
     if (!image || image->corrupt) done.status = Status(Code::kDataLoss, "corrupt");
+    for (const ColdPart part : kColdTails) {
+      const Place& place = verify->tails[TailIndex(part)];
+      if (place.bytes == 0) continue;
+      const std::optional<Image> tail = At(place);
+      const bool bad = !tail || tail->corrupt || (tail_read_fault && tail_read_fault(place));
+      if (bad) done.outcome.source_tails[TailIndex(part)] = Code::kDataLoss;
+    }
   }
   return done;
 }
@@ -65,17 +72,22 @@ Completion FakeLadder::Execute(const Job& job) {
 Status FakeLadder::Move(const MoveOrder& order, MoveOutcome& outcome) {
   ++moves_;
   Image image{.key = order.identity.key, .name_space = order.identity.name_space, .codec = order.codec->id};
+  Image whole;  // what base and tails are cut from
+  whole.codec = CodecId::kKv4p;
   if (order.staged) {
     std::memcpy(&image.owner, order.staged->raw.data(), sizeof(image.owner));
+    image.encoding = ++encodings_;
   } else {
-    const std::optional<Image> source = At(order.source);
+    const std::optional<Image> source = ReadParts(order, outcome);
     if (!source && publish_failed_moves) return Status(Code::kDataLoss, "never written");
     // The source is pinned: it must be there, and be this block.
     KVTIER_CHECK(source && source->key == order.identity.key &&
                  source->name_space == order.identity.name_space);
     if (source->corrupt) return Status(Code::kDataLoss, "corrupt source");
     image.owner = source->owner;
+    image.encoding = source->encoding;
     if (!CanRequantize(source->codec, *order.codec, order.identity.shape)) image.codec = source->codec;
+    whole.codec = IsPlaneFamily(source->codec) ? source->codec : CodecId::kKv4p;
   }
   const Codec& codec = *FindCodec(image.codec);
   uint64_t bytes = PlainImageBytes(codec, order.identity.shape);
@@ -94,18 +106,71 @@ Status FakeLadder::Move(const MoveOrder& order, MoveOutcome& outcome) {
     const auto old = images_.find(SpotOf(order.target));
     KVTIER_CHECK(old == images_.end() || old->second.epoch < image.epoch);
   } else {
-    RecoveredSegment& segment = segments_[{order.target.tier.value, order.target.container}];
-    segment.number = order.target.container;
-    KVTIER_CHECK(segment.sequence == 0 || segment.sequence == order.target.epoch);
-    segment.sequence = order.target.epoch;
-    segment.used_bytes = std::max(segment.used_bytes, order.target.offset + order.target.bytes);
+    NoteSegment(order.target);
   }
   images_[SpotOf(order.target)] = image;
+  whole.owner = image.owner;
+  whole.encoding = image.encoding;
+  if (!host && image.codec == CodecId::kKv2p) WriteTails(order, whole, outcome);
   outcome.codec = image.codec;
   outcome.image_bytes = bytes;
   outcome.k_error = IsRawCodec(image.codec) ? 0.0f : 0.1f;
   outcome.v_error = outcome.k_error;
   return Status::Ok();
+}
+
+/// The image that the base and the tails of the order make, where the source is in parts.
+std::optional<FakeLadder::Image> FakeLadder::ReadParts(const MoveOrder& order, MoveOutcome& outcome) const {
+  std::optional<Image> image = At(order.source);
+  if (!image) return image;
+  bool complete = true;
+  for (const ColdPart part : kColdTails) {
+    const Place& place = order.source_tails[TailIndex(part)];
+    const std::optional<Image> tail = place.bytes > 0 ? At(place) : std::nullopt;
+    if (place.bytes > 0 && (!tail || tail->corrupt || (tail_read_fault && tail_read_fault(place)))) {
+      outcome.source_tails[TailIndex(part)] = Code::kDataLoss;
+    } else if (tail) {
+      // The source is pinned: its tails are its own, unless they were given up meanwhile.
+      const bool own = tail->key == image->key && tail->encoding == image->encoding;
+      KVTIER_CHECK(publish_failed_moves || (own && tail->owner == image->owner));
+      if (complete) image->codec = tail->codec;
+      continue;
+    }
+    complete = false;
+  }
+  return image;
+}
+
+void FakeLadder::WriteTails(const MoveOrder& order, const Image& whole, MoveOutcome& outcome) {
+  for (const ColdPart part : kColdTails) {
+    const Place& place = order.target_tails[TailIndex(part)];
+    const CodecId rung = part == ColdPart::kKTail ? CodecId::kKv42 : CodecId::kKv4p;
+    if (place.bytes == 0 || !CanCut(whole.codec, rung)) continue;
+    TailOutcome& tail = outcome.tails[TailIndex(part)];
+    if (tail_write_fault && tail_write_fault(place)) {
+      tail.code = Code::kUnavailable;
+      break;
+    }
+    NoteSegment(place);
+    Image image = whole;
+    image.key = order.identity.key;
+    image.name_space = order.identity.name_space;
+    image.codec = rung;
+    image.epoch = place.epoch;
+    images_[SpotOf(place)] = image;
+    tail.bytes = place.bytes - kColdRecordHeaderBytes;
+    tail.error = 0.01f;
+  }
+}
+
+void FakeLadder::NoteSegment(const Place& place) {
+  RecoveredSegment& segment = segments_[{place.tier.value, place.container}];
+  segment.number = place.container;
+  KVTIER_CHECK(segment.sequence == 0 || segment.sequence == place.epoch);
+  KVTIER_CHECK(!segment.part || *segment.part == place.part);
+  segment.sequence = place.epoch;
+  segment.part = place.part;
+  segment.used_bytes = std::max(segment.used_bytes, place.offset + place.bytes);
 }
 
 Completion FakeLadder::Execute(const ColdJob& job) {
@@ -118,19 +183,24 @@ Completion FakeLadder::Execute(const ColdJob& job) {
     const std::optional<Image> image = At(commit->item.place);
     KVTIER_CHECK(publish_failed_moves ||
                  (image && image->key == commit->item.identity.key && image->codec == commit->item.codec));
-    index_[{commit->tier.value, commit->item.identity.key}] = commit->item;
+    index_[{commit->tier.value, commit->item.identity.key, ColdPart::kBase}] = commit->item;
+    for (const ColdRecord& tail : commit->tails) {
+      KVTIER_CHECK(publish_failed_moves || At(tail.place)->encoding == image->encoding);
+      index_[{commit->tier.value, tail.identity.key, tail.place.part}] = tail;
+    }
   } else if (const auto* erase = std::get_if<EraseJob>(&job.work)) {
     done.status = Erase(*erase);
   } else if (const auto* recycle = std::get_if<RecycleJob>(&job.work)) {
     ++recycles_;
     const uint8_t tier = recycle->tier.value;
     std::erase_if(index_, [&](const auto& item) {
-      return item.first.first == tier && item.second.place.container == recycle->segment;
+      return std::get<0>(item.first) == tier && item.second.place.container == recycle->segment;
     });
     std::erase_if(images_, [&](const auto& item) {
       return std::get<0>(item.first) == tier && std::get<1>(item.first) == recycle->segment;
     });
-    segments_[{tier, recycle->segment}] = {.number = recycle->segment, .sequence = recycle->new_sequence};
+    segments_[{tier, recycle->segment}] = {
+        .number = recycle->segment, .sequence = recycle->new_sequence, .part = std::nullopt};
   } else if (const auto* model = std::get_if<PutModelJob>(&job.work)) {
     models_[model->model.name_space] = model->model;
   }
@@ -139,7 +209,7 @@ Completion FakeLadder::Execute(const ColdJob& job) {
 
 Status FakeLadder::Erase(const EraseJob& erase) {
   for (const ColdRecord& item : erase.items) {
-    const auto found = index_.find({erase.tier.value, item.identity.key});
+    const auto found = index_.find({erase.tier.value, item.identity.key, item.place.part});
     if (found != index_.end() && found->second.place == item.place) index_.erase(found);
   }
   return Status::Ok();
@@ -167,7 +237,17 @@ ColdRecovery FakeLadder::Recovery(TierId tier) const {
   ColdRecovery recovery;
   for (const auto& [name_space, model] : models_) recovery.models.push_back(model);
   for (const auto& [at, record] : index_) {
-    if (at.first == tier.value) recovery.blocks.push_back(record);
+    const auto& [at_tier, key, part] = at;
+    if (at_tier != tier.value || part != ColdPart::kBase) continue;
+    RecoveredBlock& block = recovery.blocks.emplace_back(RecoveredBlock{record, {}, {}});
+    for (const ColdPart tail : kColdTails) {
+      const auto found = index_.find({at_tier, key, tail});
+      if (found == index_.end()) continue;
+      const std::optional<Image> base = At(record.place), own = At(found->second.place);
+      if (!base || !own || base->encoding != own->encoding) continue;  // an orphan
+      (tail == ColdPart::kKTail ? block.k_tail : block.v_tail) = {.place = found->second.place,
+                                                                  .error = 0.01f};
+    }
   }
   for (const auto& [at, segment] : segments_) {
     if (at.first == tier.value) recovery.segments.push_back(segment);

@@ -18,7 +18,8 @@ class FakeLadder {
     Key key;
     NamespaceDigest name_space;
     uint64_t owner = 0;
-    CodecId codec = CodecId::kNone;
+    CodecId codec = CodecId::kNone;  ///< of a tail the rung that it completes
+    uint64_t encoding = 0;           ///< which put encoded it: a tail goes with the base of its own
     uint64_t epoch = 0;
     bool corrupt = false;
   };
@@ -31,6 +32,8 @@ class FakeLadder {
   std::function<std::optional<Status>(const ColdJob&)> cold_fault;
   /// A defect to plant: a move that fails writes nothing and says that all is well.
   bool publish_failed_moves = false;
+  /// Tails that this is true for cannot be written, or are damaged when they are read.
+  std::function<bool(const Place&)> tail_write_fault, tail_read_fault;
   /// Blocks whose owner this names have a layer that cannot be encoded: their images are larger than thought.
   std::function<bool(uint64_t owner)> has_raw_layer;
 
@@ -53,14 +56,18 @@ class FakeLadder {
   using Spot = std::tuple<uint8_t, uint32_t, uint64_t>;  ///< tier, container, offset
   static Spot SpotOf(const Place& place) { return {place.tier.value, place.container, place.offset}; }
   Status Move(const MoveOrder& order, MoveOutcome& outcome);
+  std::optional<Image> ReadParts(const MoveOrder& order, MoveOutcome& outcome) const;
+  void WriteTails(const MoveOrder& order, const Image& whole, MoveOutcome& outcome);
+  void NoteSegment(const Place& place);
   Status Erase(const EraseJob& erase);
 
   std::map<Spot, Image> images_;
   std::map<uint32_t, ArenaSpec> arenas_;
-  std::map<std::pair<uint8_t, Key>, ColdRecord> index_;
+  std::map<std::tuple<uint8_t, Key, ColdPart>, ColdRecord> index_;
   std::map<std::pair<uint8_t, uint32_t>, RecoveredSegment> segments_;
   std::map<NamespaceDigest, ModelRecord> models_;
   uint64_t moves_ = 0;
+  uint64_t encodings_ = 0;
   uint64_t recycles_ = 0;
 };
 

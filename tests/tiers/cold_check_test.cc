@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "tests/tiers/cold_fixture.h"
+#include "tests/tiers/cold_parts.h"
 #include "tiers/cold_index.h"
 
 namespace kvtier {
@@ -233,6 +233,53 @@ TEST_F(ColdCheckTest, S44_BlocksOfADamagedModelFileAreOrphansThatRepairDrops) {
   EXPECT_EQ(repair.marked_dead, kBlocks);
   EXPECT_EQ(repair.blocks, 0u);
   EXPECT_EQ(Check().live, 0u);
+}
+
+class ColdCheckPartsTest : public ColdCheckTest {
+ protected:
+  /// Blocks 1 and 2, each of base, K tail and V tail, and a clean stop.
+  void StorePartsAndClose() {
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
+      parts_.push_back(WriteParts(*store_, *io_, allocator_, MakePartsBlock(seed)).value());
+      KVTIER_CHECK(CommitParts(*store_, *io_, parts_.back()).ok());
+    }
+    store_.reset();
+  }
+
+  std::vector<WrittenParts> parts_;
+};
+
+TEST_F(ColdCheckPartsTest, S44_ADamagedTailIsFoundAndBuriedAlone) {
+  StorePartsAndClose();
+  const ColdCheck sound = Check();
+  EXPECT_TRUE(sound.sound()) << testing::PrintToString(sound.damage);
+  EXPECT_EQ(sound.live, 6u);
+  EXPECT_EQ(sound.index_entries, 6u);
+  const ColdRecord& v_tail = parts_[0].tails.back();
+  FlipBit(SegmentPath(v_tail.place.container), v_tail.place.offset + kColdRecordHeaderBytes + 2000);
+  const ColdCheck damaged = Check();
+  EXPECT_FALSE(damaged.sound());
+  EXPECT_EQ(damaged.live, 5u);
+  EXPECT_EQ(damaged.damaged, 1u);
+  const ColdRepair repair = Repair();
+  EXPECT_EQ(repair.blocks, 2u);
+  EXPECT_EQ(repair.marked_dead, 1u);
+  EXPECT_TRUE(Check().sound());
+  recovery_ = OpenStore(folder_.path());
+  EXPECT_EQ(Recovered(1)->k_tail.place, parts_[0].places[0]);
+  EXPECT_EQ(Recovered(1)->v_tail.place.bytes, 0u);
+  EXPECT_EQ(Recovered(2)->v_tail.place, parts_[1].places[1]);
+  EXPECT_EQ(recovery_.dropped_records, 0u);
+}
+
+TEST_F(ColdCheckPartsTest, S44_TailsGoWithTheBlocksOfADamagedModelFile) {
+  StorePartsAndClose();
+  FlipBit(ModelPath(), fs::file_size(ModelPath()) - 1);
+  EXPECT_EQ(Check().orphans, 6u);
+  EXPECT_EQ(Repair().marked_dead, 6u);
+  const ColdCheck check = Check();
+  EXPECT_EQ(check.live, 0u);
+  EXPECT_EQ(check.index_entries, 0u);
 }
 
 TEST_F(ColdCheckTest, ADamagedFormatFileIsRefused) {

@@ -7,11 +7,16 @@
 #include <string>
 
 #include "tests/support/faulty_block_io.h"
+#include "tests/tiers/cold_parts.h"
 #include "tests/tiers/cxl_fixture.h"
 
 // cold_crash_helper files|cxl FOLDER POINT N FIRST_SEED: stores blocks FIRST_SEED, FIRST_SEED + 1, ... one
 // commit each, erases every third, and kills itself by SIGKILL at POINT of the N-th block. Says what was
 // acknowledged, one line each, unbuffered: "stored SEED", "erasing SEED", "erased SEED".
+//
+// cold_crash_helper files FOLDER parts:WHAT:K N FIRST_SEED: stores blocks of base, K tail and V tail and dies
+// at the K-th write (WHAT before_write, torn_write, after_write) or sync (before_sync, after_sync) of the
+// N-th block.
 
 namespace kvtier {
 namespace {
@@ -58,11 +63,11 @@ class DyingMemory final : public CxlMemory {
   std::string point_;
 };
 
-/// Arms `faulty` for the requests that come next.
-void Arm(FaultyBlockIo& faulty, const std::string& point) {
+/// Arms `faulty` for the requests that come next, or `skip` later.
+void Arm(FaultyBlockIo& faulty, const std::string& point, uint64_t skip = 0) {
   using Op = IoRequest::Op;
-  const uint64_t next_write = faulty.count(Op::kWrite) + 1;
-  const uint64_t next_sync = faulty.count(Op::kDataSync) + 1;
+  const uint64_t next_write = faulty.count(Op::kWrite) + 1 + skip;
+  const uint64_t next_sync = faulty.count(Op::kDataSync) + 1 + skip;
   if (point == "before_write") faulty.BeforeNth(Op::kWrite, next_write, Die);
   if (point == "torn_write") {
     faulty.ShortenNth(Op::kWrite, next_write, 4096);
@@ -115,11 +120,36 @@ int Run(const std::string& medium, const std::string& folder, const std::string&
   return 0;
 }
 
+int RunParts(const std::string& folder, const std::string& point, uint64_t n, uint64_t first_seed) {
+  const size_t colon = point.rfind(':');
+  const uint64_t k = std::strtoull(point.c_str() + colon + 1, nullptr, 10);
+  auto io = MakeBlockIo(BlockIoKind::kSync).value();
+  FaultyBlockIo faulty(*io);
+  auto store = ColdStore::Make(TestColdOptions(folder)).value();
+  const ColdRecovery recovery = store->Recover().value();
+  KVTIER_CHECK(store->PutModel({.name_space = TestNamespace(), .fields = "fields"}).ok());
+  TestAllocator allocator;
+  allocator.ContinueAfter(recovery);
+  for (uint64_t i = 1; i <= n; ++i) {
+    const uint64_t seed = first_seed + i - 1;
+    if (i == n) Arm(faulty, point.substr(0, colon), k - 1);
+    const WrittenParts parts = WriteParts(*store, faulty, allocator, MakePartsBlock(seed)).value();
+    KVTIER_CHECK(CommitParts(*store, faulty, parts).ok());
+    Say("stored", seed);
+  }
+  Die();
+  return 0;
+}
+
 }  // namespace
 }  // namespace kvtier
 
 int main(int argc, char** argv) {
   if (argc != 6) return 2;
-  return kvtier::Run(argv[1], argv[2], argv[3], std::strtoull(argv[4], nullptr, 10),
-                     std::strtoull(argv[5], nullptr, 10));
+  const std::string point = argv[3], parts = "parts:";
+  const uint64_t n = std::strtoull(argv[4], nullptr, 10), first_seed = std::strtoull(argv[5], nullptr, 10);
+  if (point.starts_with(parts)) {
+    return kvtier::RunParts(argv[2], point.substr(parts.size()), n, first_seed);
+  }
+  return kvtier::Run(argv[1], argv[2], point, n, first_seed);
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -58,38 +59,43 @@ inline NamespaceDigest TestNamespace() {
   return DigestOf<NamespaceDigest>(7);
 }
 
-/// Hands out places as the engine's allocator does: append only.
+/// Hands out places as the engine's allocator does: append only, a stream of segments for each part.
 class TestAllocator {
  public:
-  Place Next(uint64_t image_bytes) {
+  Place Next(uint64_t image_bytes, ColdPart part = ColdPart::kBase) {
     const uint64_t bytes = ColdRecordBytes(image_bytes);
-    if (offset_ + bytes > kTestSegmentBytes) {
-      ++segment_;
-      offset_ = kColdSegmentHeaderBytes;
-      ++sequence_;
+    Stream& stream = streams_[IndexOf(part)];
+    if (stream.offset + bytes > kTestSegmentBytes) {
+      stream = {.segment = next_segment_++, .sequence = next_sequence_++, .offset = kColdSegmentHeaderBytes};
     }
     Place place;
     place.tier = TierId{2};
-    place.container = segment_;
-    place.offset = offset_;
+    place.part = part;
+    place.container = stream.segment;
+    place.offset = stream.offset;
     place.bytes = bytes;
-    place.epoch = sequence_;
-    offset_ += bytes;
+    place.epoch = stream.sequence;
+    stream.offset += bytes;
     return place;
   }
   /// Goes on after what a recovery found.
   void ContinueAfter(const ColdRecovery& recovery) {
-    if (!recovery.segments.empty()) offset_ = kTestSegmentBytes;
+    for (Stream& stream : streams_) stream.offset = kTestSegmentBytes;
     for (const RecoveredSegment& segment : recovery.segments) {
-      segment_ = std::max(segment_, segment.number);
-      sequence_ = std::max(sequence_, segment.sequence);
+      next_segment_ = std::max(next_segment_, segment.number + 1);
+      next_sequence_ = std::max(next_sequence_, segment.sequence + 1);
     }
   }
 
  private:
-  uint32_t segment_ = 0;
-  uint64_t sequence_ = 1;
-  uint64_t offset_ = kColdSegmentHeaderBytes;
+  struct Stream {
+    uint32_t segment = 0;
+    uint64_t sequence = 0;
+    uint64_t offset = kTestSegmentBytes;
+  };
+  std::array<Stream, kColdParts> streams_;
+  uint32_t next_segment_ = 0;
+  uint64_t next_sequence_ = 1;
 };
 
 /// The block that `seed` names: identity, meta and raw bytes follow from it.
@@ -211,8 +217,8 @@ class ColdStoreTest : public testing::Test {
     KVTIER_CHECK(store_->Commit({&record, 1}, *io_).ok());
     return record;
   }
-  const ColdRecord* Recovered(uint64_t seed) const {
-    for (const ColdRecord& block : recovery_.blocks) {
+  const RecoveredBlock* Recovered(uint64_t seed) const {
+    for (const RecoveredBlock& block : recovery_.blocks) {
       if (block.identity.key == KeyOf(seed)) return &block;
     }
     return nullptr;

@@ -59,14 +59,19 @@ TEST_F(ColdFolderTest, S53_ASecondStoreIsRefusedUntilTheFirstIsGone) {
   EXPECT_TRUE(Make(folder_.path()).ok());
 }
 
-TEST_F(ColdFolderTest, ANewerFormatIsRefusedWithBothVersions) {
+TEST_F(ColdFolderTest, AnotherFormatIsRefusedWithBothVersionsAndStaysAsItIs) {
   ASSERT_TRUE(Make(folder_.path()).ok());
-  std::string format = ReadFile("FORMAT");
-  format.replace(format.find("version 1"), 9, "version 2");
-  WriteFile("FORMAT", format);
-  const Status status = Make(folder_.path()).status();
-  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr("format version 2, this program reads version 1"));
+  const std::string own = ReadFile("FORMAT");
+  for (const std::string version : {"1", "3"}) {
+    std::string format = own;
+    format.replace(format.find("version 2"), 9, "version " + version);
+    WriteFile("FORMAT", format);
+    const Status status = Make(folder_.path()).status();
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("has format version " + version +
+                                            ", this program reads version 2: give it an empty"));
+    EXPECT_EQ(ReadFile("FORMAT"), format);
+  }
 }
 
 TEST_F(ColdFolderTest, ADamagedFormatFileIsNamedAndNothingIsLost) {

@@ -27,6 +27,7 @@ ColdRecord SomeRecord() {
   record.image_bytes = 9000;
   record.k_error = 0.25f;
   record.v_error = 0.5f;
+  record.binding = 0x12345678;
   return record;
 }
 
@@ -105,8 +106,7 @@ TEST(ColdFormat, AnImageLargerThanItsRecordIsDetected) {
 
 TEST(ColdFormat, AnIndexEntryKeepsEveryField) {
   const ColdRecord record = SomeRecord();
-  const Result<ColdRecord> decoded = DecodeIndexEntry(
-      EncodeIndexKey(record.identity.name_space, record.identity.key), EncodeIndexValue(record));
+  const Result<ColdRecord> decoded = DecodeIndexEntry(EncodeIndexKey(record), EncodeIndexValue(record));
   ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
   EXPECT_EQ(decoded->identity, record.identity);
   EXPECT_EQ(decoded->meta.parent, record.meta.parent);
@@ -117,11 +117,27 @@ TEST(ColdFormat, AnIndexEntryKeepsEveryField) {
   EXPECT_EQ(decoded->image_bytes, record.image_bytes);
   EXPECT_EQ(decoded->k_error, record.k_error);
   EXPECT_EQ(decoded->v_error, record.v_error);
+  EXPECT_EQ(decoded->binding, record.binding);
+}
+
+TEST(ColdFormat, TheEntriesOfABlockAreNeighboursAndKeepTheirPart) {
+  ColdRecord record = SomeRecord();
+  const std::string base_key = EncodeIndexKey(record);
+  for (const ColdPart part : kColdTails) {
+    record.place.part = part;
+    EXPECT_TRUE(EncodeIndexKey(record).starts_with(base_key));
+    const Result<ColdRecord> decoded = DecodeIndexEntry(EncodeIndexKey(record), EncodeIndexValue(record));
+    ASSERT_TRUE(decoded.ok());
+    EXPECT_EQ(decoded->place, record.place);
+    EXPECT_EQ(decoded->identity, record.identity);
+    EXPECT_EQ(DecodeIndexEntry(base_key, EncodeIndexValue(record)).status().code(), Code::kDataLoss);
+  }
 }
 
 TEST(ColdFormat, S44_EveryFlippedBitOfAnIndexEntryIsDetected) {
-  const ColdRecord record = SomeRecord();
-  const std::string key = EncodeIndexKey(record.identity.name_space, record.identity.key);
+  ColdRecord record = SomeRecord();
+  record.place.part = ColdPart::kVTail;
+  const std::string key = EncodeIndexKey(record);
   const std::string value = EncodeIndexValue(record);
   for (size_t bit = 0; bit < value.size() * 8; ++bit) {
     std::string damaged = value;

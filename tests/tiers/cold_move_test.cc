@@ -99,7 +99,7 @@ TEST_P(ColdMoveTest, TheScanFindsWhatWasCommitted) {
   EXPECT_EQ(found.v_error, record.v_error);
   EXPECT_EQ(found.identity.key, record.identity.key);
   EXPECT_EQ(found.meta.parent, record.meta.parent);
-  ASSERT_TRUE(VerifyBlock(identity_, found.place, *store_, scratch_, outcome_).ok());
+  ASSERT_TRUE(VerifyBlock(identity_, found.place, {}, *store_, scratch_, outcome_).ok());
 }
 
 TEST_P(ColdMoveTest, S02_AFailedLegLeavesNothingAtTheTarget) {

@@ -97,6 +97,30 @@ class CommitterTest : public testing::Test {
                        metrics_};
 };
 
+TEST_F(CommitterTest, TailsAreCommittedBeforeTheirBlocksAndFailAlone) {
+  store_.answers[7] = Status(Code::kUnavailable, "injected");
+  for (uint64_t id = 1; id <= 2; ++id) {
+    CommitJob job = CommitTo(5);
+    for (const ColdPart part : kColdTails) {
+      job.tails.emplace_back().place.part = part;
+      job.tails.back().place.container = part == ColdPart::kKTail ? 6 : 7;
+    }
+    Push(id, std::move(job));
+  }
+  ASSERT_TRUE(committer_.Start().ok());
+  for (int i = 0; i < 2; ++i) {
+    const std::optional<Completion> done = completions_.PopUntil(SteadyClock{}.Now() + kPatience);
+    ASSERT_TRUE(done.has_value());
+    EXPECT_TRUE(done->status.ok());
+    EXPECT_EQ(done->outcome.tails[TailIndex(ColdPart::kKTail)].code, Code::kOk);
+    EXPECT_EQ(done->outcome.tails[TailIndex(ColdPart::kVTail)].code, Code::kUnavailable);
+  }
+  committer_.Stop();
+  std::vector<uint32_t> order;
+  for (const FakeColdStore::Call& call : store_.calls) order.push_back(call.segment);
+  EXPECT_EQ(std::vector(order.begin(), order.begin() + 3), (std::vector<uint32_t>{6, 7, 5}));
+}
+
 TEST_F(CommitterTest, QueuedCommitsOfOneSegmentShareOneBatch) {
   for (uint64_t id = 1; id <= 40; ++id) Push(id, CommitTo(5));
   ASSERT_TRUE(committer_.Start().ok());

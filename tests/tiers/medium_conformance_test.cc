@@ -106,7 +106,7 @@ class MediumConformance : public testing::TestWithParam<MediumCase> {
   }
   Status Verify(uint32_t number, const Place& place, const BlockShape& shape = SmallShape()) {
     MoveOutcome outcome;
-    return VerifyBlock(MakeIdentity(number, shape), place, medium(), scratch_, outcome);
+    return VerifyBlock(MakeIdentity(number, shape), place, {}, medium(), scratch_, outcome);
   }
   std::vector<std::byte> ReadAll(const Place& place, uint64_t image_bytes) {
     AlignedBuffer bounce;

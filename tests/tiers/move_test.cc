@@ -91,7 +91,7 @@ TEST_F(MoveBlockTest, APutStoresTheBlockAndSaysWhatStandsThere) {
   EXPECT_EQ(outcome_.encoded_bytes, 0u);
   EXPECT_EQ(store_.ReadEpoch({0}, place.slot).value(), place.epoch);
   MoveOutcome verified;
-  EXPECT_TRUE(VerifyBlock(identity_, place, store_, scratch_, verified).ok());
+  EXPECT_TRUE(VerifyBlock(identity_, place, {}, store_, scratch_, verified).ok());
   EXPECT_EQ(verified.image_bytes, outcome_.image_bytes);
 }
 
@@ -204,7 +204,7 @@ TEST_F(MoveBlockTest, S01_AFailedStoreIsNoBlock) {
   const Place unwritten = NewPlace(0);
   AlignedBuffer bounce;
   ASSERT_TRUE(store_.BeginWrite(unwritten, bounce).ok());
-  EXPECT_FALSE(VerifyBlock(identity_, unwritten, store_, scratch_, outcome_).ok());
+  EXPECT_FALSE(VerifyBlock(identity_, unwritten, {}, store_, scratch_, outcome_).ok());
 }
 
 TEST_F(MoveBlockTest, TheWrongBlockAtTheSourceIsDataLoss) {

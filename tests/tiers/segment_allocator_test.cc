@@ -49,6 +49,45 @@ TEST(SegmentAllocator, TheVictimHasTheLeastLiveBytesAndIsTheOldestOfEquals) {
             places[0].container);
 }
 
+TEST(SegmentAllocator, EachPartHasItsOwnStream) {
+  SegmentAllocator allocator(kTier, kSegment, 3);
+  const Place base = *allocator.Append(8 * kKiB, 1);
+  EXPECT_TRUE(allocator.NeedsSegment(8 * kKiB, ColdPart::kVTail));
+  const Place v_tail = *allocator.Append(8 * kKiB, 1, ColdPart::kVTail);
+  EXPECT_FALSE(allocator.NeedsSegment(8 * kKiB, ColdPart::kVTail));
+  const Place k_tail = *allocator.Append(8 * kKiB, 1, ColdPart::kKTail);
+  EXPECT_EQ(v_tail.part, ColdPart::kVTail);
+  EXPECT_EQ(allocator.PartOf(k_tail.container), ColdPart::kKTail);
+  EXPECT_NE(base.container, v_tail.container);
+  EXPECT_NE(k_tail.container, v_tail.container);
+  EXPECT_EQ(allocator.Append(8 * kKiB, 2)->container, base.container);
+  EXPECT_EQ(allocator.live_bytes(ColdPart::kBase), 16 * kKiB);
+  EXPECT_EQ(allocator.live_bytes(ColdPart::kKTail), 8 * kKiB);
+  // Tails go while their segment is open; bases do not.
+  EXPECT_FALSE(allocator.Victim(Any).has_value());
+  EXPECT_EQ(allocator.Victim(Any, ColdPart::kVTail), v_tail.container);
+  allocator.Release(v_tail);
+  allocator.BeginRecycle(v_tail.container);
+  allocator.CheckInvariants();
+  EXPECT_FALSE(allocator.Append(8 * kKiB, 3, ColdPart::kVTail).has_value());
+  allocator.Recycled(v_tail.container);
+  EXPECT_EQ(allocator.Append(60 * kKiB, 3)->container, v_tail.container);  // any stream's
+  allocator.CheckInvariants();
+}
+
+TEST(SegmentAllocator, GoesOnInTheStreamThatWasRecovered) {
+  SegmentAllocator allocator(kTier, kSegment, 4);
+  allocator.Recover({.number = 0, .sequence = 5, .used_bytes = 16 * kKiB, .part = ColdPart::kKTail});
+  allocator.Recover({.number = 1, .sequence = 6, .used_bytes = kColdSegmentHeaderBytes});
+  allocator.Recover(
+      {.number = 2, .sequence = 7, .used_bytes = 16 * kKiB});  // dead records of nobody knows what
+  EXPECT_EQ(allocator.Append(8 * kKiB, 1)->container, 1u);
+  EXPECT_EQ(allocator.Append(8 * kKiB, 1, ColdPart::kKTail)->container, 0u);
+  EXPECT_EQ(allocator.Append(8 * kKiB, 1, ColdPart::kVTail)->container, 3u);
+  EXPECT_EQ(allocator.Victim(Any), 2u);
+  allocator.CheckInvariants();
+}
+
 TEST(SegmentAllocator, ARecycledSegmentIsUsedAgainUnderItsNewSequence) {
   SegmentAllocator allocator(kTier, kSegment, 1);
   const std::optional<Place> place = allocator.Append(40 * kKiB, 1);
@@ -78,8 +117,8 @@ TEST(SegmentAllocator, AFailedRecycleLeavesAVictim) {
 
 TEST(SegmentAllocator, GoesOnBehindWhatWasRecovered) {
   SegmentAllocator allocator(kTier, kSegment, 4);
-  allocator.Recover({.number = 0, .sequence = 5, .used_bytes = kSegment});
-  allocator.Recover({.number = 1, .sequence = 7, .used_bytes = 16 * kKiB});
+  allocator.Recover({.number = 0, .sequence = 5, .used_bytes = kSegment, .part = ColdPart::kBase});
+  allocator.Recover({.number = 1, .sequence = 7, .used_bytes = 16 * kKiB, .part = ColdPart::kBase});
   allocator.Recover({.number = 2, .sequence = 0, .used_bytes = kSegment});  // damaged
   allocator.Recover({.number = 9, .sequence = 3, .used_bytes = kSegment});  // above the limit
   const Place known{.tier = kTier, .container = 1, .offset = 4 * kKiB, .bytes = 8 * kKiB, .epoch = 7};
@@ -100,10 +139,14 @@ TEST(SegmentAllocator, GoesOnBehindWhatWasRecovered) {
 /// Else dead segments would not be seen, and what lives would have to go.
 TEST(SegmentAllocator, S40_AfterARestartOnlyTheNewestSegmentGoesOnAndTheOthersAreVictims) {
   SegmentAllocator allocator(kTier, kSegment, 4);
-  allocator.Recover({.number = 0, .sequence = 8, .used_bytes = 56 * kKiB});  // newest, in use
   allocator.Recover(
-      {.number = 1, .sequence = 5, .used_bytes = 60 * kKiB});  // was sealed: no room for a record
-  allocator.Recover({.number = 2, .sequence = 7, .used_bytes = 60 * kKiB});                // likewise
+      {.number = 0, .sequence = 8, .used_bytes = 56 * kKiB, .part = ColdPart::kBase});  // newest, in use
+  allocator.Recover({.number = 1,
+                     .sequence = 5,
+                     .used_bytes = 60 * kKiB,
+                     .part = ColdPart::kBase});  // was sealed: no room for a record
+  allocator.Recover(
+      {.number = 2, .sequence = 7, .used_bytes = 60 * kKiB, .part = ColdPart::kBase});     // likewise
   allocator.Recover({.number = 3, .sequence = 6, .used_bytes = kColdSegmentHeaderBytes});  // recycled, unused
   const auto recover = [&](uint32_t number, uint64_t sequence, uint64_t offset) {
     allocator.RecoverRecord(
