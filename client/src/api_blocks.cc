@@ -8,10 +8,13 @@
 #include "client/src/api_support.h"
 #include "client/src/attend.h"
 #include "client/src/fetch.h"
+#include "client/src/layer_fetch.h"
 #include "client/src/lease.h"
 #include "client/src/lookup.h"
+#include "client/src/progress.h"
 #include "client/src/put.h"
 #include "client/src/query.h"
+#include "client/src/tickets.h"
 #include "client/src/view.h"
 
 namespace kvtier::client {
@@ -19,6 +22,8 @@ namespace {
 
 /// How long moves of a prefetch may take; the call itself returns when they are started.
 constexpr uint32_t kPrefetchDeadlineMs = 60'000;
+/// A larger capacity is taken for this one.
+constexpr size_t kMaxCompletionsPerCall = 4096;
 /// More than any daemon puts into one lease: a count above it cannot be the size of the caller's results.
 constexpr size_t kMaxLeaseBlocks = size_t{1} << 16;
 
@@ -134,43 +139,56 @@ Status RemoveBlocks(Client& client, const Model& model, std::span<const kvtier_b
   });
 }
 
+/// Learns from the daemon when the moves of each call have ended.
+std::shared_ptr<Progress> FollowPrefetch(Connection& connection,
+                                         const std::vector<uint64_t>& remote_tickets) {
+  auto progress = std::make_shared<Progress>(remote_tickets.size());
+  for (size_t i = 0; i < remote_tickets.size(); ++i) {
+    v1::WaitTicketRequest request;
+    request.set_session_token(connection.token());
+    request.set_ticket(remote_tickets[i]);
+    request.set_deadline_ms(kPrefetchDeadlineMs);
+    progress->BatchStarted();
+    const TimePoint deadline = SteadyClock().Now() + std::chrono::milliseconds(kPrefetchDeadlineMs);
+    connection.rpc().WaitTicketAsync(
+        std::move(request), deadline, [progress, i](const Status& status, const v1::PutReply& /*empty*/) {
+          // The daemon forgets the oldest tickets that have ended.
+          const Code code = status.code() == Code::kStale ? Code::kOk : status.code();
+          progress->Set(i, {.code = ToC(code), .precision = KVTIER_PRECISION_ANY, .tier = 0});
+          progress->BatchEnded();
+        });
+  }
+  return progress;
+}
+
 Status Prefetch(Client& client, const Model& model, const Query& query, uint32_t tier, TimePoint deadline,
                 Ticket& ticket, uint32_t& started) {
   return client.OnConnection(deadline, [&](const std::shared_ptr<Connection>& connection) -> Status {
     KVTIER_ASSIGN(const uint32_t remote_model, connection->RemoteModel(model, deadline));
-    ticket = {.connection = connection, .put = nullptr, .remote_tickets = {}};
-    return ForEachSlice(*connection, query.refs, [&](std::span<const kvtier_block_ref> slice) -> Status {
-      v1::PrefetchRequest request;
-      request.set_session_token(connection->token());
-      request.set_model(remote_model);
-      request.set_ticket(connection->NextId());
-      request.set_tier(tier);
-      request.set_keys(PackKeys(slice));
-      request.set_deadline_ms(kPrefetchDeadlineMs);
-      v1::PrefetchReply reply;
-      KVTIER_TRY(connection->rpc().Call(request, reply, deadline));
-      ticket.remote_tickets.push_back(request.ticket());
-      started += reply.started();
-      return Status::Ok();
-    });
+    ticket = {.kind = Ticket::Kind::kPrefetch,
+              .connection = connection,
+              .progress = nullptr,
+              .fetch = nullptr,
+              .remote_tickets = {}};
+    const Status sent =
+        ForEachSlice(*connection, query.refs, [&](std::span<const kvtier_block_ref> slice) -> Status {
+          v1::PrefetchRequest request;
+          request.set_session_token(connection->token());
+          request.set_model(remote_model);
+          request.set_ticket(connection->NextId());
+          request.set_tier(tier);
+          request.set_keys(PackKeys(slice));
+          request.set_deadline_ms(kPrefetchDeadlineMs);
+          v1::PrefetchReply reply;
+          KVTIER_TRY(connection->rpc().Call(request, reply, deadline));
+          ticket.remote_tickets.push_back(request.ticket());
+          started += reply.started();
+          return Status::Ok();
+        });
+    // Slices that were started go on, whatever became of the others.
+    ticket.progress = FollowPrefetch(*connection, ticket.remote_tickets);
+    return sent;
   });
-}
-
-Status CancelTicket(Client& client, uint64_t id, TimePoint deadline) {
-  KVTIER_ASSIGN(const Ticket ticket, client.FindTicket(id));
-  if (!ticket.connection->alive()) return Status(Code::kStale, "the session of the ticket has ended");
-  for (const uint64_t remote : ticket.remote_tickets) {
-    v1::CancelRequest request;
-    request.set_session_token(ticket.connection->token());
-    request.set_ticket(remote);
-    v1::CancelReply reply;
-    const Status cancelled = ticket.connection->rpc().Call(request, reply, deadline);
-    // A part that is over already has nothing to cancel.
-    if (!cancelled.ok() && cancelled.code() != Code::kStale && cancelled.code() != Code::kNotFound)
-      return cancelled;
-  }
-  if (ticket.put == nullptr) client.DropTicket(id);
-  return Status::Ok();
 }
 
 }  // namespace
@@ -252,6 +270,60 @@ kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32
   });
 }
 
+kvtier_code kvtier_fetch_async(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
+                               uint32_t layers, const kvtier_view* destination, kvtier_ticket* ticket) {
+  return Guard([&]() -> Status {
+    if (ticket == nullptr) return Status(Code::kInvalidArgument, "ticket is NULL");
+    *ticket = 0;
+    KVTIER_ASSIGN(const Handles::LeaseHandle handle, Handles::Get().Find(lease));
+    KVTIER_TRY(CheckBlocks(*handle.lease, first, count));
+    KVTIER_ASSIGN(const LayerRange range, CheckLayers(*handle.lease->model, first_layer, layers));
+    KVTIER_ASSIGN(std::shared_ptr<LayerFetch> fetch,
+                  LayerFetch::Make(handle.lease, first, count, range, destination));
+    KVTIER_TRY(handle.client->fetches().Start(fetch));
+    *ticket = handle.client->AddTicket({.kind = Ticket::Kind::kFetch,
+                                        .connection = nullptr,
+                                        .progress = nullptr,
+                                        .fetch = std::move(fetch),
+                                        .remote_tickets = {}});
+    return Status::Ok();
+  });
+}
+
+kvtier_code kvtier_wait_layer(kvtier_client* handle, kvtier_ticket ticket, uint32_t layer,
+                              kvtier_block_result* results, size_t capacity, uint32_t timeout_ms) {
+  return Guard([&]() -> Status {
+    if (results == nullptr) return Status(Code::kInvalidArgument, "results is NULL");
+    if (capacity > kMaxLeaseBlocks)
+      return Status(Code::kInvalidArgument, "capacity is above what a lease can hold");
+    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
+    size_t count = 0;
+    KVTIER_TRY(WaitLayer(*client, ticket, layer, client->Deadline(timeout_ms), {results, capacity}, count));
+    return FirstFailure(0, {results, count}, " of the fetch was not fetched");
+  });
+}
+
+kvtier_code kvtier_completion_fd(kvtier_client* handle, int* fd) {
+  return Guard([&]() -> Status {
+    if (fd == nullptr) return Status(Code::kInvalidArgument, "fd is NULL");
+    *fd = -1;
+    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
+    KVTIER_ASSIGN(*fd, client->completions().Descriptor());
+    return Status::Ok();
+  });
+}
+
+kvtier_code kvtier_completed(kvtier_client* handle, kvtier_ticket* tickets, size_t capacity, size_t* count) {
+  return Guard([&]() -> Status {
+    if (tickets == nullptr || count == nullptr)
+      return Status(Code::kInvalidArgument, "tickets or count is NULL");
+    *count = 0;
+    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
+    *count = client->completions().Take({tickets, std::min(capacity, kMaxCompletionsPerCall)});
+    return Status::Ok();
+  });
+}
+
 kvtier_code kvtier_attend(kvtier_lease* lease, size_t first, size_t count, uint32_t layer,
                           const kvtier_attention* attention, kvtier_block_result* results) {
   return Guard([&]() -> Status {
@@ -293,7 +365,7 @@ kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_
     KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
     std::vector<kvtier_put_result> outcomes;
     const size_t room = results == nullptr ? SIZE_MAX : capacity;
-    KVTIER_TRY(WaitPut(*client, ticket, client->Deadline(timeout_ms), room, outcomes));
+    KVTIER_TRY(WaitTicket(*client, ticket, client->Deadline(timeout_ms), room, outcomes));
     if (results != nullptr) std::copy(outcomes.begin(), outcomes.end(), results);
     for (const kvtier_put_result& outcome : outcomes) {
       if (outcome.code != KVTIER_OK && outcome.code != KVTIER_PRESENT) {

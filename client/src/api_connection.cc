@@ -33,6 +33,9 @@ Status Open(const kvtier_options* options, kvtier_client** out) {
   made.connection.client_name =
       checked.client_name != nullptr ? checked.client_name : program_invocation_short_name;
   made.connection.client_name.resize(std::min(made.connection.client_name.size(), kMaxClientNameBytes));
+  if (checked.fetch_threads > FetchPool::kMaxThreads)
+    return Status(Code::kInvalidArgument, "fetch_threads is above 64");
+  made.fetch_threads = std::max<uint32_t>(checked.fetch_threads, 1);
   if (checked.timeout_ms != 0) made.timeout = std::chrono::milliseconds(checked.timeout_ms);
   Handles& handles = Handles::Get();
   KVTIER_TRY(handles.AllowOpen());

@@ -1,13 +1,11 @@
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <exception>
 #include <new>
 
 #include "client/src/errors.h"
 #include "client/src/handles.h"
+#include "client/src/structs.h"
 #include "kvtier/kvtier.h"
 
 namespace kvtier::client {
@@ -24,22 +22,11 @@ kvtier_code Guard(Body&& body) {
   }
 }
 
-/// Bytes of a struct in the first version of the library that had it. What came later is at its end, and
-/// zero where the caller was built before.
-template <typename T>
-inline constexpr size_t kFirstVersionBytes = sizeof(T);
-template <>
-inline constexpr size_t kFirstVersionBytes<kvtier_model_spec> = offsetof(kvtier_model_spec, k_scales);
-
-/// A caller's struct of any version; NULL means all defaults.
+/// A caller's options; NULL means all defaults.
 template <typename T>
 Result<T> OptionsOf(const T* options) {
-  T known{};
-  if (options == nullptr) return known;
-  if (options->struct_size < kFirstVersionBytes<T>)
-    return Status(Code::kInvalidArgument, "options: struct_size is not set");
-  std::memcpy(&known, options, std::min<size_t>(options->struct_size, sizeof(T)));
-  return known;
+  if (options == nullptr) return T{};
+  return StructOf(options, "options");
 }
 
 }  // namespace kvtier::client

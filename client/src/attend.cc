@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "client/src/errors.h"
-#include "client/src/query.h"
+#include "client/src/structs.h"
 #include "kernels/simd/attend_simd.h"
 
 namespace kvtier::client {
@@ -13,10 +13,6 @@ namespace {
 
 /// More than any model has.
 constexpr uint32_t kMaxQueryHeads = 4096;
-
-Status Torn() {
-  return Status(Code::kStale, "the slot was given away while it was read");
-}
 
 Status Invalid(const char* what) {
   return Status(Code::kInvalidArgument, std::string("attention: ") + what);
@@ -91,27 +87,13 @@ struct AttendedBlock {
 
 Result<AttendedBlock> AttendBlock(Lease& lease, size_t index, const Attention& attention,
                                   const AttentionPartial& out) {
-  const LeasedBlock& block = lease.blocks[index];
-  KVTIER_TRY(lease.CheckAndRenew(SteadyClock().Now()));
-  // Held until the block is read, so that the mapping stays although the arena may be retired meanwhile.
-  const std::shared_ptr<const Arena> arena = lease.connection->arenas().Find(block.arena);
-  if (arena == nullptr) return Status(Code::kStale, "the arena of the block was given back");
-  KVTIER_ASSIGN(const std::span<const std::byte> bytes, arena->At(block.slot, block.offset, block.bytes));
-  const SlotGuard guard{.arena = *arena, .slot = block.slot, .epoch = block.slot_epoch};
-  std::shared_ptr<CheckedBlock> checked = lease.checked.Find(index, bytes.data());
-  if (checked == nullptr) {
-    const auto tokens = static_cast<uint16_t>(block.info.tokens);
-    const BlockIdentity expected = {.key = KeyOf(block.info.key),
-                                    .name_space = lease.model->name_space,
-                                    .first_position = block.info.position,
-                                    .shape = ShapeOf(lease.model->spec, block.info.position, tokens)};
-    KVTIER_ASSIGN(checked, CheckBlock(bytes, expected, guard));
-    lease.checked.Set(index, checked);
-  }
-  KVTIER_ASSIGN(const VForm form, AttendImage(*checked, attention.layer, attention.query, out, guard));
+  KVTIER_ASSIGN(const LeasedImage opened, OpenBlock(lease, index));
+  CheckedBlock& checked = *opened.block;
+  KVTIER_ASSIGN(const VForm form,
+                AttendImage(checked, attention.layer, attention.query, out, opened.guard()));
   return AttendedBlock{.form = form,
-                       .k_error = checked->image().KError(attention.layer),
-                       .v_error = checked->image().VError(attention.layer)};
+                       .k_error = checked.image().KError(attention.layer),
+                       .v_error = checked.image().VError(attention.layer)};
 }
 
 /// mass[block] from log sum exp by block and head; blocks that were left out have -infinity.
@@ -130,8 +112,8 @@ void FillMass(std::span<const float> lse, const Attention& attention, std::span<
 
 Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t layer, const ModelSpec& spec,
                                    size_t blocks) {
-  if (attention == nullptr || attention->struct_size < sizeof(kvtier_attention))
-    return Invalid("struct_size is not set");
+  if (attention == nullptr) return Invalid("it is NULL");
+  KVTIER_TRY(StructOf(attention, "attention").status());
   if (attention->q == nullptr || attention->o == nullptr || attention->m == nullptr ||
       attention->l == nullptr)
     return Invalid("q, o, m or l is NULL");
@@ -148,17 +130,6 @@ Result<Attention> Attention::Check(const kvtier_attention* attention, uint32_t l
   checked.mass = attention->mass;
   checked.layer = static_cast<uint16_t>(layer);
   return checked;
-}
-
-Result<std::shared_ptr<CheckedBlock>> CheckBlock(std::span<const std::byte> bytes,
-                                                 const BlockIdentity& expected, const SlotGuard& guard) {
-  if (!guard.HoldsBefore()) return Torn();
-  Result<ImageView> image = ParseImage(bytes);
-  // A slot that changes hands can look like anything: that it is stale comes first.
-  if (!guard.HoldsAfter()) return Torn();
-  KVTIER_TRY(image.status());
-  KVTIER_TRY(MatchIdentity(*image, expected));
-  return std::make_shared<CheckedBlock>(std::move(*image));
 }
 
 Result<VForm> AttendImage(CheckedBlock& block, uint16_t layer, const AttentionQuery& query,

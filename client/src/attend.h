@@ -3,13 +3,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "client/src/checked_blocks.h"
-#include "client/src/fetch.h"
-#include "client/src/lease.h"
+#include "client/src/leased_image.h"
 #include "kernels/attention.h"
 #include "kvtier/kvtier.h"
 
@@ -36,9 +33,6 @@ void AttendBlocks(Lease& lease, size_t first, const Attention& attention,
 /// the form of out.o. Errors: kStale when the slot is no longer the guard's; kDataLoss.
 Result<VForm> AttendImage(CheckedBlock& block, uint16_t layer, const AttentionQuery& query,
                           const AttentionPartial& out, const SlotGuard& guard);
-/// Parses and identifies `bytes`. Errors: kStale as above; those of ParseImage and MatchIdentity.
-Result<std::shared_ptr<CheckedBlock>> CheckBlock(std::span<const std::byte> bytes,
-                                                 const BlockIdentity& expected, const SlotGuard& guard);
 
 /// Room for one o, m and l that start as attention over no tokens.
 class OwnedPartial {

@@ -8,7 +8,9 @@
 #include <system_error>
 #include <utility>
 
+#include "client/src/layer_fetch.h"
 #include "client/src/model.h"
+#include "client/src/progress.h"
 
 namespace kvtier::client {
 namespace {
@@ -27,7 +29,10 @@ TimePoint Now() {
 }  // namespace
 
 Client::Client(Options options)
-    : options_(std::move(options)), stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : options_(std::move(options)),
+      stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      completions_(std::make_shared<Completions>(kMaxTickets)),
+      fetches_(options_.fetch_threads) {}
 
 Client::~Client() {
   Close();
@@ -53,6 +58,7 @@ void Client::Close() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(stop_event_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
+  fetches_.Stop();
 }
 
 TimePoint Client::Deadline(uint32_t timeout_ms) const {
@@ -105,14 +111,26 @@ Result<std::shared_ptr<const Model>> Client::RegisterModel(v1::ModelSpec spec, T
 }
 
 uint64_t Client::AddTicket(Ticket ticket) {
-  std::lock_guard lock(mutex_);
-  while (ticket_order_.size() >= kMaxTickets) {
-    tickets_.erase(ticket_order_.front());
-    ticket_order_.pop_front();
+  const std::shared_ptr<Progress> progress = ticket.progress;
+  const std::shared_ptr<LayerFetch> fetch = ticket.fetch;
+  std::shared_ptr<LayerFetch> forgotten;
+  uint64_t id = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (ticket_order_.size() >= kMaxTickets) {
+      const auto oldest = tickets_.extract(ticket_order_.front());
+      ticket_order_.pop_front();
+      forgotten = oldest.mapped().fetch;
+    }
+    id = next_ticket_++;
+    tickets_.emplace(id, std::move(ticket));
+    ticket_order_.push_back(id);
   }
-  const uint64_t id = next_ticket_++;
-  tickets_.emplace(id, std::move(ticket));
-  ticket_order_.push_back(id);
+  // Nobody can wait for it any more before taking its destination away.
+  if (forgotten != nullptr) forgotten->Cancel();
+  const auto ended = [completions = completions_, id] { completions->Add(id); };
+  if (progress != nullptr) progress->OnEnd(ended);
+  if (fetch != nullptr) fetch->OnEnd(ended);
   return id;
 }
 
@@ -124,6 +142,7 @@ Result<Ticket> Client::FindTicket(uint64_t id) const {
 }
 
 void Client::DropTicket(uint64_t id) {
+  completions_->Forget(id);
   std::lock_guard lock(mutex_);
   if (tickets_.erase(id) > 0) std::erase(ticket_order_, id);
 }

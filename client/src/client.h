@@ -11,16 +11,22 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/src/completions.h"
 #include "client/src/connection.h"
+#include "client/src/fetch_pool.h"
 
 namespace kvtier::client {
 
-class PutProgress;
+class LayerFetch;
+class Progress;
 
-/// A put or prefetch under way.
+/// A put, prefetch or fetch under way.
 struct Ticket {
+  enum class Kind : uint8_t { kPut, kPrefetch, kFetch };
+  Kind kind = Kind::kPut;
   std::shared_ptr<Connection> connection;
-  std::shared_ptr<PutProgress> put;      ///< null for a prefetch
+  std::shared_ptr<Progress> progress;    ///< null for a fetch
+  std::shared_ptr<LayerFetch> fetch;     ///< null for others
   std::vector<uint64_t> remote_tickets;  ///< the daemon's names of its parts
 };
 
@@ -31,6 +37,7 @@ class Client {
   struct Options {
     Connection::Options connection;
     Duration timeout = std::chrono::milliseconds(100);
+    uint32_t fetch_threads = 1;
   };
   /// Errors: kUnavailable when no daemon answers within the time-out; the daemon's reason when it refuses.
   static Result<std::shared_ptr<Client>> Open(Options options);
@@ -57,11 +64,14 @@ class Client {
 
   Result<std::shared_ptr<const Model>> RegisterModel(v1::ModelSpec spec, TimePoint deadline);
 
-  /// Bounded: the oldest ones that nobody waits for are forgotten first.
+  /// Tells completions() when it ends. Bounded: the oldest ones that nobody waits for are forgotten first.
   uint64_t AddTicket(Ticket ticket);
   /// Errors: kStale.
   Result<Ticket> FindTicket(uint64_t id) const;
   void DropTicket(uint64_t id);
+
+  Completions& completions() { return *completions_; }
+  FetchPool& fetches() { return fetches_; }
 
   /// In the child of a fork: closes the session's descriptor, so that the daemon sees the end of the parent.
   void CloseDescriptorInChild() const;
@@ -92,6 +102,9 @@ class Client {
   std::unordered_map<uint64_t, Ticket> tickets_;
   std::deque<uint64_t> ticket_order_;
   uint64_t next_ticket_ = 1;
+  /// Shared with what is under way, which may end after the client.
+  const std::shared_ptr<Completions> completions_;
+  FetchPool fetches_;
 
   std::thread thread_;
 };

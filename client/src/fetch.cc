@@ -6,14 +6,9 @@
 
 #include "client/src/errors.h"
 #include "client/src/query.h"
-#include "tiers/image.h"
 
 namespace kvtier::client {
 namespace {
-
-Status Torn() {
-  return Status(Code::kStale, "the slot was given away while it was read");
-}
 
 /// What a fetch writes at least before it goes past the cache: the size of the last one, of which it would
 /// leave nothing else.
@@ -26,7 +21,7 @@ uint64_t StreamingBytesMin() {
 /// One layer, decoded and then checked while its parts are in cache: decoders are safe on any bytes, and
 /// nobody is told of the result before. A raw layer may be larger than the near caches: it is checked first,
 /// which brings it as far as the copy needs.
-Status DecodeLayer(const ImageView& image, uint16_t layer, const KvLayerView& out) {
+Status DecodeAndVerify(const ImageView& image, uint16_t layer, const KvLayerView& out) {
   const ConstLayerParts parts = image.Parts(layer);
   const uint8_t planes = image.table[layer].planes;
   if (planes == kPlaneRaw || image.codec->id == CodecId::kRaw16) {
@@ -36,22 +31,6 @@ Status DecodeLayer(const ImageView& image, uint16_t layer, const KvLayerView& ou
   }
   image.codec->decode(image.identity.shape, planes, parts, out);
   return VerifyLayer(image, layer);
-}
-
-Result<DecodedErrors> FetchBlock(Lease& lease, const LeasedBlock& block, LayerRange layers,
-                                 const View& destination, uint32_t first_token, Stores stores) {
-  KVTIER_TRY(lease.CheckAndRenew(SteadyClock().Now()));
-  // Held until the block is decoded, so that the mapping stays although the arena may be retired meanwhile.
-  const std::shared_ptr<const Arena> arena = lease.connection->arenas().Find(block.arena);
-  if (arena == nullptr) return Status(Code::kStale, "the arena of the block was given back");
-  KVTIER_ASSIGN(const std::span<const std::byte> bytes, arena->At(block.slot, block.offset, block.bytes));
-  const auto tokens = static_cast<uint16_t>(block.info.tokens);
-  const BlockIdentity expected = {.key = KeyOf(block.info.key),
-                                  .name_space = lease.model->name_space,
-                                  .first_position = block.info.position,
-                                  .shape = ShapeOf(lease.model->spec, block.info.position, tokens)};
-  return DecodeImage(bytes, expected, layers, destination, first_token,
-                     {.arena = *arena, .slot = block.slot, .epoch = block.slot_epoch}, stores);
 }
 
 /// What decoding `count` blocks writes.
@@ -68,50 +47,61 @@ uint64_t FetchedBytes(const Lease& lease, size_t first, size_t count, uint16_t l
 
 }  // namespace
 
-Result<DecodedErrors> DecodeImage(std::span<const std::byte> bytes, const BlockIdentity& expected,
-                                  LayerRange layers, const View& destination, uint32_t first_token,
-                                  const SlotGuard& guard, Stores stores) {
+Status DecodeLayer(const ImageView& image, uint16_t layer, const KvLayerView& out, const SlotGuard& guard) {
   if (!guard.HoldsBefore()) return Torn();
-  const Result<ImageView> image = ParseImage(bytes);
-  // A slot that changes hands can look like anything: that it is stale comes first.
-  if (!guard.HoldsAfter()) return Torn();
-  KVTIER_TRY(image.status());
-  KVTIER_TRY(MatchIdentity(*image, expected));
+  const Status decoded = DecodeAndVerify(image, layer, out);
+  return guard.HoldsAfter() ? decoded : Torn();
+}
 
+DecodedErrors ErrorsOf(const ImageView& image, LayerRange layers) {
   double k_squares = 0, v_squares = 0;
+  for (uint16_t i = 0; i < layers.count; ++i) {
+    const auto layer = static_cast<uint16_t>(layers.first + i);
+    k_squares += double{image.KError(layer)} * image.KError(layer);
+    v_squares += double{image.VError(layer)} * image.VError(layer);
+  }
+  return {.k_error = static_cast<float>(std::sqrt(k_squares / layers.count)),
+          .v_error = static_cast<float>(std::sqrt(v_squares / layers.count))};
+}
+
+Status DecodeImage(const ImageView& image, LayerRange layers, const View& destination, uint32_t first_token,
+                   const SlotGuard& guard, Stores stores) {
   for (uint16_t i = 0; i < layers.count; ++i) {
     const auto layer = static_cast<uint16_t>(layers.first + i);
     KvLayerView out = destination.Layer(layer, first_token);
     out.stores = stores;
-    const Status decoded = DecodeLayer(*image, layer, out);
-    if (!guard.HoldsAfter()) return Torn();
-    KVTIER_TRY(decoded);
-    k_squares += double{image->KError(layer)} * image->KError(layer);
-    v_squares += double{image->VError(layer)} * image->VError(layer);
+    KVTIER_TRY(DecodeLayer(image, layer, out, guard));
   }
-  return DecodedErrors{.k_error = static_cast<float>(std::sqrt(k_squares / layers.count)),
-                       .v_error = static_cast<float>(std::sqrt(v_squares / layers.count))};
+  return Status::Ok();
+}
+
+Stores StoresFor(const Lease& lease, size_t first, size_t count, uint16_t layers, DType dtype) {
+  const uint64_t bytes = FetchedBytes(lease, first, count, layers, dtype);
+  return bytes >= StreamingBytesMin() ? Stores::kStreaming : Stores::kCached;
 }
 
 void FetchBlocks(Lease& lease, size_t first, LayerRange layers, const View& destination,
                  std::span<kvtier_block_result> results) {
   const uint64_t start = lease.blocks[first].info.position;
-  const uint64_t bytes = FetchedBytes(lease, first, results.size(), layers.count, destination.dtype());
-  const Stores stores = bytes >= StreamingBytesMin() ? Stores::kStreaming : Stores::kCached;
+  const Stores stores = StoresFor(lease, first, results.size(), layers.count, destination.dtype());
   for (size_t i = 0; i < results.size(); ++i) {
-    const LeasedBlock& block = lease.blocks[first + i];
-    const auto first_token = static_cast<uint32_t>(block.info.position - start);
-    const Result<DecodedErrors> decoded = FetchBlock(lease, block, layers, destination, first_token, stores);
-    kvtier_block_result& result = results[i];
-    result = {};
-    result.code = ToC(decoded.status().code());
-    if (!decoded.ok()) {
-      Fail(decoded.status());
+    const kvtier_block_info& info = lease.blocks[first + i].info;
+    const auto first_token = static_cast<uint32_t>(info.position - start);
+    const Result<LeasedImage> opened = OpenBlock(lease, first + i);
+    Status status = opened.status();
+    if (opened.ok()) {
+      status = DecodeImage(opened->block->image(), layers, destination, first_token, opened->guard(), stores);
+    }
+    results[i] = {};
+    results[i].code = ToC(status.code());
+    if (!status.ok()) {
+      Fail(status);
       continue;
     }
-    result.precision = block.info.precision;
-    result.k_error = decoded->k_error;
-    result.v_error = decoded->v_error;
+    const DecodedErrors errors = ErrorsOf(opened->block->image(), layers);
+    results[i].precision = info.precision;
+    results[i].k_error = errors.k_error;
+    results[i].v_error = errors.v_error;
   }
 }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "client/src/lease.h"
+#include "client/src/leased_image.h"
 #include "client/src/view.h"
 #include "kvtier/kvtier.h"
 #include "tiers/image.h"
@@ -15,21 +15,22 @@ namespace kvtier::client {
 void FetchBlocks(Lease& lease, size_t first, LayerRange layers, const View& destination,
                  std::span<kvtier_block_result> results);
 
-/// Decodes one image into `destination` (token 0 of the block at `first_token`), checking every layer against
-/// its checksum and `still_valid(context)` after each. Errors: kStale when that turns false; kDataLoss and
-/// kUnimplemented as ParseImage.
+/// Decodes one layer of an image, whose destination bytes are invalid when this fails. Errors: kStale when
+/// the slot is no longer the guard's; kDataLoss when the layer's checksum is wrong.
+Status DecodeLayer(const ImageView& image, uint16_t layer, const KvLayerView& out, const SlotGuard& guard);
+
+/// Relative rms over the layers fetched.
 struct DecodedErrors {
-  float k_error = 0, v_error = 0;  ///< rms over the layers
+  float k_error = 0, v_error = 0;
 };
-struct SlotGuard {
-  const Arena& arena;
-  uint32_t slot = 0;
-  uint64_t epoch = 0;
-  bool HoldsBefore() const { return arena.EpochBeforeRead(slot) == epoch; }
-  bool HoldsAfter() const { return arena.EpochAfterRead(slot) == epoch; }
-};
-Result<DecodedErrors> DecodeImage(std::span<const std::byte> bytes, const BlockIdentity& expected,
-                                  LayerRange layers, const View& destination, uint32_t first_token,
-                                  const SlotGuard& guard, Stores stores = Stores::kCached);
+DecodedErrors ErrorsOf(const ImageView& image, LayerRange layers);
+
+/// Decodes layers of an image into `destination` (token 0 of the block at `first_token`). Errors: those of
+/// DecodeLayer.
+Status DecodeImage(const ImageView& image, LayerRange layers, const View& destination, uint32_t first_token,
+                   const SlotGuard& guard, Stores stores = Stores::kCached);
+
+/// How to write what a fetch of these blocks decodes: past the cache when it would leave nothing else there.
+Stores StoresFor(const Lease& lease, size_t first, size_t count, uint16_t layers, DType dtype);
 
 }  // namespace kvtier::client

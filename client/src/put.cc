@@ -71,7 +71,7 @@ uint32_t Milliseconds(Duration duration) {
 }
 
 /// Replaces the outcomes of one batch in memory by those at durable level, when they are there.
-void FinishWhenDurable(Connection& connection, const std::shared_ptr<PutProgress>& progress,
+void FinishWhenDurable(Connection& connection, const std::shared_ptr<Progress>& progress,
                        uint64_t remote_ticket, std::vector<size_t> blocks) {
   v1::WaitTicketRequest request;
   request.set_session_token(connection.token());
@@ -97,9 +97,8 @@ void FinishWhenDurable(Connection& connection, const std::shared_ptr<PutProgress
 }
 
 /// Runs when the daemon has answered for a batch, or never will.
-void FinishBatch(Connection& connection, const std::shared_ptr<PutProgress>& progress,
-                 const StagedBatch& batch, TimePoint rpc_deadline, const Status& status,
-                 const v1::PutReply& reply) {
+void FinishBatch(Connection& connection, const std::shared_ptr<Progress>& progress, const StagedBatch& batch,
+                 TimePoint rpc_deadline, const Status& status, const v1::PutReply& reply) {
   for (size_t i = 0; i < batch.blocks.size(); ++i) {
     const kvtier_put_result refused{.code = ToC(status.code()), .precision = KVTIER_PRECISION_ANY, .tier = 0};
     progress->Set(batch.blocks[i], status.ok() ? ResultOf(reply, i) : refused);
@@ -129,10 +128,10 @@ class PutRun {
         source_(source),
         options_(options),
         deadline_(deadline),
-        progress_(std::make_shared<PutProgress>(query.refs.size(), options.durability)),
+        progress_(std::make_shared<Progress>(query.refs.size(), options.durability)),
         end_(query.refs.size()) {}
 
-  const std::shared_ptr<PutProgress>& progress() const { return progress_; }
+  const std::shared_ptr<Progress>& progress() const { return progress_; }
   const std::vector<uint64_t>& remote_tickets() const { return remote_tickets_; }
 
   /// Settles the blocks that are present. Errors: those of the lookup.
@@ -155,7 +154,7 @@ class PutRun {
   const View& source_;
   const PutOptions& options_;
   const TimePoint deadline_;
-  const std::shared_ptr<PutProgress> progress_;
+  const std::shared_ptr<Progress> progress_;
 
   uint32_t remote_model_ = 0;
   size_t matched_ = 0;        ///< blocks of the leading run that is present
@@ -301,27 +300,12 @@ Status Put(Client& client, const std::shared_ptr<const Model>& model, const Quer
     return run->FindPresent(remote_model);
   }));
   const Status staged = run->StageAll();
-  ticket =
-      client.AddTicket({.connection = used, .put = run->progress(), .remote_tickets = run->remote_tickets()});
+  ticket = client.AddTicket({.kind = Ticket::Kind::kPut,
+                             .connection = used,
+                             .progress = run->progress(),
+                             .fetch = nullptr,
+                             .remote_tickets = run->remote_tickets()});
   return staged;
-}
-
-Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, size_t room,
-               std::vector<kvtier_put_result>& results) {
-  KVTIER_ASSIGN(const Ticket found, client.FindTicket(ticket));
-  if (found.put == nullptr) return Status(Code::kInvalidArgument, "the ticket is that of a prefetch");
-  if (!found.connection->alive()) {
-    client.DropTicket(ticket);
-    return Status(Code::kStale, "the session of the put has ended");
-  }
-  if (!found.put->WaitUntil(deadline)) return Status(Code::kDeadlineExceeded, "the put is still under way");
-  results = found.put->results();
-  if (results.size() > room) {
-    return Status(Code::kOutOfRange, "the put had " + std::to_string(results.size()) +
-                                         " blocks, more than results has room for");
-  }
-  client.DropTicket(ticket);
-  return Status::Ok();
 }
 
 }  // namespace kvtier::client

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "client/src/client.h"
-#include "client/src/put_progress.h"
+#include "client/src/progress.h"
 #include "client/src/query.h"
 #include "client/src/view.h"
 #include "kvtier/kvtier.h"
@@ -24,10 +24,5 @@ struct PutOptions {
 /// were not taken.
 Status Put(Client& client, const std::shared_ptr<const Model>& model, const Query& query, const View& source,
            const PutOptions& options, TimePoint deadline, uint64_t& ticket);
-
-/// Until every block has its outcome. Errors: kStale; kDeadlineExceeded and, for more than `room` blocks,
-/// kOutOfRange: then the ticket can be waited for again.
-Status WaitPut(Client& client, uint64_t ticket, TimePoint deadline, size_t room,
-               std::vector<kvtier_put_result>& results);
 
 }  // namespace kvtier::client

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/src/structs.h"
+
 namespace kvtier::client {
 namespace {
 
@@ -59,7 +61,8 @@ uint64_t Query::PositionOf(size_t block) const {
 }
 
 Result<Query> CheckQuery(const Model& model, const kvtier_query* query) {
-  if (query == nullptr || query->struct_size < sizeof(kvtier_query)) return Invalid("struct_size is not set");
+  if (query == nullptr) return Invalid("it is NULL");
+  KVTIER_TRY(StructOf(query, "query").status());
   if (query->refs == nullptr || query->count == 0) return Invalid("it names no block");
   if (query->tokens == nullptr && query->n_tokens != 0) return Invalid("tokens is NULL");
   Query checked;

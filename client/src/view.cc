@@ -1,10 +1,9 @@
 #include "client/src/view.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string>
+
+#include "client/src/structs.h"
 
 namespace kvtier::client {
 namespace {
@@ -28,17 +27,16 @@ Status CheckPages(const kvtier_view& view, uint64_t tokens) {
 
 Result<View> View::Check(const kvtier_view* given, const ModelSpec& spec, LayerRange layers,
                          uint64_t tokens) {
-  // The first version of the struct ended before its flags.
-  if (given == nullptr || given->struct_size < offsetof(kvtier_view, flags))
-    return Invalid("struct_size is not set");
-  kvtier_view view{};
-  std::memcpy(&view, given, std::min<size_t>(given->struct_size, sizeof(view)));
+  if (given == nullptr) return Invalid("it is NULL");
+  KVTIER_ASSIGN(const kvtier_view view, StructOf(given, "view"));
   if (view.bases == nullptr) return Invalid("bases is NULL");
   if (view.n_bases != 1 && view.n_bases != spec.layers)
     return Invalid("n_bases is neither 1 nor the number of layers");
   for (size_t i = 0; i < view.n_bases; ++i) {
-    if (view.bases[i] == nullptr) return Invalid("a base is NULL");
+    if (view.bases[i] == nullptr || (view.v_bases != nullptr && view.v_bases[i] == nullptr))
+      return Invalid("a base is NULL");
   }
+  if (view.v_bases != nullptr && view.v_offset != 0) return Invalid("v_bases and v_offset are both set");
   if (view.dtype < KVTIER_FP16 || view.dtype > KVTIER_FP32) return Invalid("dtype is unknown");
   if ((view.flags & ~uint64_t{KVTIER_VIEW_ROTATED_V}) != 0) return Invalid("a flag is unknown");
   if (tokens > std::numeric_limits<uint32_t>::max()) return Invalid("it holds too many tokens");
@@ -64,11 +62,13 @@ Result<View> View::CheckSource(const kvtier_view* view, const ModelSpec& spec, u
 
 KvLayerView View::Layer(uint16_t layer, uint32_t first_token) const {
   const bool one_base = view_.n_bases == 1;
-  auto* base = static_cast<std::byte*>(view_.bases[one_base ? 0 : layer]);
-  if (one_base) base += layer * view_.layer_stride;
+  const size_t index = one_base ? 0 : layer;
+  const int64_t offset = one_base ? layer * view_.layer_stride : 0;
+  auto* k = static_cast<std::byte*>(view_.bases[index]) + offset;
   KvLayerView out;
-  out.k = base;
-  out.v = base + view_.v_offset;
+  out.k = k;
+  out.v =
+      view_.v_bases != nullptr ? static_cast<std::byte*>(view_.v_bases[index]) + offset : k + view_.v_offset;
   out.head_stride = view_.head_stride;
   out.token_stride = view_.token_stride;
   out.channel_stride = view_.channel_stride == 0 ? DTypeBytes(dtype()) : view_.channel_stride;

@@ -94,6 +94,7 @@ Status CheckPairs(std::span<const Axis> axes, const Axis& other, uint64_t bytes)
 
 /// K and V over one another. Their channels may differ in number.
 Status CheckVOffset(const kvtier_view& view, const ViewPart& part) {
+  if (view.v_bases != nullptr) return Status::Ok();
   const ModelSpec& spec = part.spec;
   const uint64_t bytes = SolidBytes(view, std::min(spec.k_dim, spec.v_dim));
   const Axis v_offset = {"v_offset", Magnitude(view.v_offset), 2};
@@ -103,11 +104,13 @@ Status CheckVOffset(const kvtier_view& view, const ViewPart& part) {
 }
 
 Status CheckBasesDiffer(const kvtier_view& view, LayerRange layers) {
-  if (view.n_bases == 1) return Status::Ok();
+  if (view.n_bases == 1) layers = {.first = 0, .count = 1};
   std::vector<const void*> bases(view.bases + layers.first, view.bases + layers.first + layers.count);
+  if (view.v_bases != nullptr)
+    bases.insert(bases.end(), view.v_bases + layers.first, view.v_bases + layers.first + layers.count);
   std::ranges::sort(bases);
   if (std::ranges::adjacent_find(bases) == bases.end()) return Status::Ok();
-  return Invalid("two layers have the same base");
+  return Invalid("two layers, or K and V, have the same base");
 }
 
 Status CheckPagesDiffer(const kvtier_view& view, uint64_t tokens) {

@@ -72,8 +72,11 @@ class DecodeImageTest : public testing::Test {
   Result<DecodedErrors> DecodeInto(const kvtier_view& destination,
                                    LayerRange layers = {.first = 0, .count = 3}, uint64_t epoch = 1) {
     const View view = View::CheckDestination(&destination, spec_, layers, 64).value();
-    return DecodeImage(arena_->At(0, ArenaHeaderBytes(2), image_bytes_).value(), identity_, layers, view, 0,
-                       {.arena = *arena_, .slot = 0, .epoch = epoch});
+    const SlotGuard guard{.arena = *arena_, .slot = 0, .epoch = epoch};
+    KVTIER_ASSIGN(const std::shared_ptr<CheckedBlock> block,
+                  CheckBlock(arena_->At(0, ArenaHeaderBytes(2), image_bytes_).value(), identity_, guard));
+    KVTIER_TRY(DecodeImage(block->image(), layers, view, 0, guard));
+    return ErrorsOf(block->image(), layers);
   }
 
   BlockIdentity identity_ = MakeIdentity(1);

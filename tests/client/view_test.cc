@@ -130,15 +130,22 @@ TEST(View, OfASourceHasTheTypeOfTheModelAndNoFlags) {
   }
 }
 
-TEST(View, OfACallerBuiltBeforeTheFlagsHasNone) {
+TEST(View, HasVInMemoryOfItsOwn) {
   void* bases[] = {memory.data()};
-  const ModelSpec spec = Spec(1);
+  void* v_bases[] = {memory.data() + memory.size() / 2};
+  const ModelSpec spec = Spec(2);
   kvtier_view view = Simple(bases);
-  view.struct_size = offsetof(kvtier_view, flags);
-  view.flags = ~uint64_t{0};  // whatever lies behind the caller's struct
+  view.v_bases = v_bases;
+  EXPECT_EQ(Destination(view, spec, 8).status().code(), Code::kInvalidArgument) << "v_offset as well";
+  view.v_offset = 0;
   const Result<View> checked = Destination(view, spec, 8);
   ASSERT_TRUE(checked.ok()) << checked.status().ToString();
-  EXPECT_EQ(checked->Layer(0, 0).v_form, VForm::kPlain);
+  EXPECT_EQ(checked->Layer(1, 0).k, memory.data() + view.layer_stride);
+  EXPECT_EQ(checked->Layer(1, 0).v, memory.data() + memory.size() / 2 + view.layer_stride);
+  v_bases[0] = bases[0];
+  EXPECT_EQ(Destination(view, spec, 8).status().code(), Code::kInvalidArgument) << "K and V are one";
+  v_bases[0] = nullptr;
+  EXPECT_EQ(Destination(view, spec, 8).status().code(), Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -307,16 +307,6 @@ TEST_F(Precisions, S21_OtherScalesHitNothing) {
   EXPECT_EQ(others.Hits(others.Keys(Tokens(5, kTokens))), 0u);
 }
 
-TEST_F(Precisions, ASpecOfACallerBuiltBeforeTheScalesHasNone) {
-  Start("raw16");
-  kvtier_model_spec spec = TestSpec("old");
-  spec.struct_size = offsetof(kvtier_model_spec, k_scales);
-  spec.k_scales = reinterpret_cast<const float*>(uintptr_t{1});  // whatever lies behind the caller's struct
-  const Engine old = Connect(spec);
-  const Engine now = Connect(TestSpec("old"));
-  EXPECT_EQ(*old.model.Namespace(), *now.model.Namespace());
-}
-
 TEST_F(Precisions, ScalesThatCannotBeAreRefused) {
   Start("raw16");
   const Engine engine = Connect();

@@ -15,7 +15,7 @@ constexpr uint16_t kUntouched = 0xCDCD;
 /// reckoning.
 struct EngineMemory {
   std::vector<uint16_t> memory;
-  std::vector<void*> bases;
+  std::vector<void*> bases, v_bases;
   std::vector<int32_t> pages;
   kvtier_view view{};
   std::function<size_t(size_t layer, size_t v, size_t head, size_t token, size_t channel)> index;
@@ -89,6 +89,23 @@ EngineMemory Paged() {
   return m;
 }
 
+/// K and V of every layer in memory of their own, [token][head][channel], in no order.
+EngineMemory Apart() {
+  EngineMemory m;
+  constexpr size_t kToken = kHeads * kDim, kPlane = kTokens * kToken;
+  m.memory.assign(2 * kLayers * kPlane, kUntouched);
+  const auto place = [](size_t l, size_t v) { return (2 * l + v) * 3 % (2 * kLayers); };
+  for (size_t l = 0; l < kLayers; ++l) m.bases.push_back(m.memory.data() + place(l, 0) * kPlane);
+  for (size_t l = 0; l < kLayers; ++l) m.v_bases.push_back(m.memory.data() + place(l, 1) * kPlane);
+  m.view = api::ContiguousView(m.bases.data(), kLayers);
+  m.view.v_bases = m.v_bases.data();
+  m.view.head_stride = kDim * 2, m.view.token_stride = kToken * 2;
+  m.index = [=](size_t l, size_t v, size_t h, size_t t, size_t c) {
+    return place(l, v) * kPlane + t * kToken + h * kDim + c;
+  };
+  return m;
+}
+
 struct Layout {
   const char* name;
   EngineMemory (*make)();
@@ -96,7 +113,8 @@ struct Layout {
 constexpr Layout kLayouts[] = {{"HeadMajor", HeadMajor},
                                {"PackedTokenMajor", PackedTokenMajor},
                                {"ChannelStrided", ChannelStrided},
-                               {"Paged", Paged}};
+                               {"Paged", Paged},
+                               {"Apart", Apart}};
 
 template <typename Visit>
 void ForEachElement(const Visit& visit) {
@@ -145,7 +163,7 @@ TEST_P(Views, S06_PutFromOneLayoutAndFetchIntoAnotherIsBitExact) {
   EXPECT_EQ(untouched, target.memory.size() - written) << "bytes outside the view were written";
 }
 
-INSTANTIATE_TEST_SUITE_P(AllPairs, Views, testing::Combine(testing::Range(0, 4), testing::Range(0, 4)));
+INSTANTIATE_TEST_SUITE_P(AllPairs, Views, testing::Combine(testing::Range(0, 5), testing::Range(0, 5)));
 
 class LayerRanges : public E2eTest {};
 

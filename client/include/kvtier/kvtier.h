@@ -69,7 +69,7 @@ typedef enum kvtier_durability { KVTIER_MEMORY = 0, KVTIER_DURABLE = 1 } kvtier_
 typedef struct kvtier_client kvtier_client; /* a connection */
 typedef struct kvtier_model kvtier_model;   /* a registered model, owned by the connection */
 typedef struct kvtier_lease kvtier_lease;   /* blocks pinned in the read pools */
-typedef uint64_t kvtier_ticket;             /* a put or prefetch under way; 0 is none */
+typedef uint64_t kvtier_ticket;             /* a put, prefetch or fetch under way; 0 is none */
 
 /* ---- connection */
 
@@ -78,6 +78,7 @@ typedef struct kvtier_options {
   const char* socket;   /* path of the daemon's socket; NULL: $KVTIER_SOCKET, else /run/kvtier/kvtierd.sock */
   const char* client_name; /* for people, at most 64 bytes; NULL: the program's name */
   uint32_t timeout_ms;     /* default deadline of every call; 0: 100 */
+  uint32_t fetch_threads;  /* that do asynchronous fetches, at most 64; 0: 1 */
 } kvtier_options;
 
 /* Connects. KVTIER_UNAVAILABLE when no daemon answers within the time-out (then *out is NULL).
@@ -195,7 +196,8 @@ KVTIER_API kvtier_code kvtier_lease_block(const kvtier_lease* lease, size_t inde
 /* K and V inside the caller's memory. Element (layer, K or V, head, token, channel) is at
  *   base(layer) + (V ? v_offset : 0) + row(token) + head * head_stride + channel * channel_stride
  * all strides in bytes. base(layer) = bases[layer] when n_bases is the number of layers, else bases[0] +
- * layer * layer_stride. Without a page table row(token) = token * token_stride; with one row(token) =
+ * layer * layer_stride. Where V is memory of its own, v_bases has its bases, n_bases of them, and v_offset is
+ * 0. Without a page table row(token) = token * token_stride; with one row(token) =
  * page_table[token / page_tokens] * page_stride + (token % page_tokens) * token_stride. `token` counts from
  * the first token of the first block of the call.
  * Strides that reach further than any memory, and those of a destination that put elements over one another,
@@ -219,6 +221,7 @@ typedef struct kvtier_view {
   int64_t page_stride;
   kvtier_dtype dtype; /* of a source: the model's */
   uint64_t flags;
+  void* const* v_bases; /* or NULL */
 } kvtier_view;
 
 typedef struct kvtier_block_result {
@@ -234,6 +237,19 @@ typedef struct kvtier_block_result {
 KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t count, uint32_t first_layer,
                                     uint32_t layers, const kvtier_view* destination,
                                     kvtier_block_result* results);
+/* The same by the library's own threads, layer by layer: the first layer of all blocks, then the second, so
+ * that an engine computes with the first layers while later ones are decoded. The arrays that the view points
+ * to are copied; the destination must stay until the ticket has ended, was cancelled, or the handle is
+ * closed. KVTIER_RESOURCE_EXHAUSTED: too many under way. */
+KVTIER_API kvtier_code kvtier_fetch_async(kvtier_lease* lease, size_t first, size_t count,
+                                          uint32_t first_layer, uint32_t layers,
+                                          const kvtier_view* destination, kvtier_ticket* ticket);
+/* Until `layer` (of the model) and those before it are decoded. results[i] is of block first + i of the lease
+ * and as of that layer; it has room for the fetch's count. Answers as kvtier_fetch; any number of times until
+ * kvtier_wait has ended the ticket. */
+KVTIER_API kvtier_code kvtier_wait_layer(kvtier_client* handle, kvtier_ticket ticket, uint32_t layer,
+                                         kvtier_block_result* results, size_t capacity, uint32_t timeout_ms);
+
 /* One decode step of one layer. All arrays are the caller's, fp32; none may overlap another. */
 typedef struct kvtier_attention {
   uint32_t struct_size;
@@ -294,18 +310,34 @@ typedef struct kvtier_put_result {
  * KVTIER_RESOURCE_EXHAUSTED: some blocks were not taken; those before them were, and *ticket is theirs. */
 KVTIER_API kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kvtier_view* source,
                                   const kvtier_put_options* options, kvtier_ticket* ticket);
-/* Until every block of the put stands at its durability, was refused or dropped. `results` may be NULL, else
- * has room for the put's count. KVTIER_OK when each block is stored or present; else the code of the first
- * that is not. Once it has answered for the blocks a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED,
- * and after KVTIER_OUT_OF_RANGE where `capacity` is too small, it can be waited for again. */
+/* Until the ticket has ended:
+ *  - a put when every block stands at its durability, was refused or dropped. `results` may be NULL, else has
+ *    room for the put's count. KVTIER_OK when each block is stored or present; else the code of the first
+ *    that is not.
+ *  - a prefetch when the moves that it started have ended; what could not be moved is no error.
+ *  - a fetch when all its layers are done, or it was cancelled; KVTIER_OK when every block is, else the code
+ *    of the first that is not. Nothing writes to its destination any more.
+ * Once it has answered for them a ticket is KVTIER_STALE; after KVTIER_DEADLINE_EXCEEDED, and after
+ * KVTIER_OUT_OF_RANGE where `capacity` is too small, it can be waited for again. The end of the session makes
+ * tickets of puts and prefetches KVTIER_STALE. */
 KVTIER_API kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results,
                                    size_t capacity, uint32_t timeout_ms);
 
-/* Starts moving blocks up to `tier`; *started counts the moves. Ends by itself; kvtier_cancel ends it
- * earlier. Its ticket cannot be waited for. */
+/* Starts moving blocks up to `tier`; *started counts the moves. */
 KVTIER_API kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint32_t tier,
                                        uint32_t timeout_ms, kvtier_ticket* ticket, uint32_t* started);
+/* Ends early what is not done: moves of a prefetch and of a put that nobody else waits for, and a fetch,
+ * whose destination nothing writes to any more when this returns (its undone blocks are KVTIER_CANCELLED).
+ * The ticket stays to be waited for. */
 KVTIER_API kvtier_code kvtier_cancel(kvtier_client* handle, kvtier_ticket ticket);
+
+/* For engines that must not block: an eventfd that is readable while kvtier_completed has something to tell.
+ * It is the handle's; do not read or close it. Tickets that ended before the first call are not told. */
+KVTIER_API kvtier_code kvtier_completion_fd(kvtier_client* handle, int* fd);
+/* Takes up to `capacity` tickets that have ended, each once, oldest first; kvtier_wait answers for them
+ * without waiting. Those that were waited for already are left out; of more than 4096 the oldest are. */
+KVTIER_API kvtier_code kvtier_completed(kvtier_client* handle, kvtier_ticket* tickets, size_t capacity,
+                                        size_t* count);
 /* Forgets blocks; those under a lease go when it ends. `removed` may be NULL. After KVTIER_OK they are gone
  * for good, whatever happens to the daemon. KVTIER_ABORTED and KVTIER_DEADLINE_EXCEEDED: they are gone, but a
  * daemon that is killed now may find some again on its disk. */

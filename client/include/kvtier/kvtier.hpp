@@ -101,6 +101,13 @@ class Lease {
                           std::span<kvtier_block_result> results) {
     return kvtier_fetch(lease_, first, results.size(), first_layer, layers, &destination, results.data());
   }
+  /// A ticket for Client::WaitLayer and Client::Wait. The destination stays until it has ended.
+  Outcome<kvtier_ticket> FetchAsync(size_t first, size_t count, const kvtier_view& destination) {
+    kvtier_ticket ticket = 0;
+    const kvtier_code code = kvtier_fetch_async(lease_, first, count, 0, 0, &destination, &ticket);
+    if (code != KVTIER_OK) return code;
+    return ticket;
+  }
   /// Attention of one layer over blocks [first, first + results.size()).
   kvtier_code Attend(size_t first, uint32_t layer, const kvtier_attention& attention,
                      std::span<kvtier_block_result> results) {
@@ -184,6 +191,14 @@ class Model {
     if (code != KVTIER_OK) return code;
     return ticket;
   }
+  /// A ticket for Client::Wait.
+  Outcome<kvtier_ticket> Prefetch(const kvtier_query& query, uint32_t tier, uint32_t timeout_ms = 0) const {
+    kvtier_ticket ticket = 0;
+    uint32_t started = 0;
+    const kvtier_code code = kvtier_prefetch(model_, &query, tier, timeout_ms, &ticket, &started);
+    if (code != KVTIER_OK) return code;
+    return ticket;
+  }
   Outcome<uint64_t> Remove(const kvtier_query& query, uint32_t timeout_ms = 0) const {
     uint64_t removed = 0;
     const kvtier_code code = kvtier_remove(model_, &query, &removed, timeout_ms);
@@ -235,6 +250,11 @@ class Client {
                    uint32_t timeout_ms = 0) const {
     return kvtier_wait(client_, ticket, results.empty() ? nullptr : results.data(), results.size(),
                        timeout_ms);
+  }
+  /// Until the layers of a fetch up to this one are decoded. `results` has room for its blocks.
+  kvtier_code WaitLayer(kvtier_ticket ticket, uint32_t layer, std::span<kvtier_block_result> results,
+                        uint32_t timeout_ms = 0) const {
+    return kvtier_wait_layer(client_, ticket, layer, results.data(), results.size(), timeout_ms);
   }
   kvtier_code Cancel(kvtier_ticket ticket) const { return kvtier_cancel(client_, ticket); }
   Outcome<kvtier_stats> Stats(uint32_t timeout_ms = 0) const {

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -11,14 +12,17 @@
 
 namespace kvtier::client {
 
-/// What has become of the blocks of one put. Threads: any.
-class PutProgress {
+/// What has become of the parts of a ticket: the blocks of a put, or the calls of a prefetch. Threads: any.
+class Progress {
  public:
-  PutProgress(size_t blocks, kvtier_durability durability);
+  explicit Progress(size_t parts, kvtier_durability durability = KVTIER_MEMORY);
 
-  void Set(size_t block, const kvtier_put_result& result);
+  void Set(size_t part, const kvtier_put_result& result);
   void BatchStarted();
   void BatchEnded();
+  /// Once, after the last BatchStarted: `ended` runs when no batch is under way any more, maybe at once. On
+  /// the thread that ends the last one; it must neither block nor call this object.
+  void OnEnd(std::function<void()> ended);
   /// False when batches are still under way at `deadline`.
   bool WaitUntil(TimePoint deadline);
   std::vector<kvtier_put_result> results() const;
@@ -27,9 +31,10 @@ class PutProgress {
  private:
   const kvtier_durability durability_;
   mutable std::mutex mutex_;
-  std::condition_variable ended_;
+  std::condition_variable changed_;
   std::vector<kvtier_put_result> results_;
   uint32_t under_way_ = 0;
+  std::function<void()> on_end_;
 };
 
 }  // namespace kvtier::client
