@@ -71,6 +71,7 @@ medium = "nvme"
 path = "$state/cold"
 capacity = "256MiB"
 segment = "16MiB"
+tails = "never"                  # the rung that pressure ends at
 [limits]
 models_per_session = 256
 [metrics]

@@ -141,6 +141,8 @@ constexpr TierGaugeRow kTierGauges[] = {
      "NUMA node of the tier's memory; -1 where there is none or the system does not say."},
     {&TierMetrics::scrub_pass_seconds, "kvtier_scrub_last_pass_seconds",
      "How long the last full pass of the background check took; 0 before the first."},
+    {&TierMetrics::reserve_bytes, "kvtier_tier_reserve_bytes",
+     "Bytes of a cold tier's capacity that blocks cannot count on: index, open and fresh segments."},
 };
 
 void AddScalars(const Metrics& metrics, Families& out) {
@@ -281,6 +283,31 @@ void AddTiers(const Metrics& metrics, const std::vector<std::string>& tiers, Fam
                     Sample(MetricType::Counter, static_cast<double>((tier.*row.field).Get()), {label}));
               });
   }
+  AddByTier(metrics, tiers,
+            out.Add(MetricType::Counter, "kvtier_tier_tails_total",
+                    "K and V tails of cold blocks, by what became of them."),
+            [](const TierMetrics& tier, const Label& label, Samples& samples) {
+              for (size_t i = 0; i < tier.tails_written.size(); ++i) {
+                const LabelledCounter events[] = {{"written", tier.tails_written[i]},
+                                                  {"no_room", tier.tails_no_room[i]},
+                                                  {"reclaimed", tier.tails_reclaimed[i]},
+                                                  {"damaged", tier.tails_damaged[i]}};
+                for (const LabelledCounter& one : events) {
+                  samples.push_back(Sample(MetricType::Counter, static_cast<double>(one.counter.Get()),
+                                           {label, {"tail", i == 0 ? "k" : "v"}, {"event", one.value}}));
+                }
+              }
+            });
+  AddByTier(metrics, tiers,
+            out.Add(MetricType::Gauge, "kvtier_tier_part_bytes",
+                    "Live bytes of a cold tier, by the part of blocks that they hold."),
+            [](const TierMetrics& tier, const Label& label, Samples& samples) {
+              constexpr const char* kParts[] = {"base", "k_tail", "v_tail"};
+              for (size_t i = 0; i < tier.part_bytes.size(); ++i) {
+                samples.push_back(Sample(MetricType::Gauge, static_cast<double>(tier.part_bytes[i].Get()),
+                                         {label, {"part", kParts[i]}}));
+              }
+            });
   AddByTier(metrics, tiers,
             out.Add(MetricType::Histogram, "kvtier_acquire_latency_seconds",
                     "Time that acquires took, by the lowest tier that they had to read from."),

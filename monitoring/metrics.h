@@ -58,9 +58,13 @@ struct TierMetrics {
   Counter scrubbed_blocks, scrubbed_bytes, scrub_corrupt,
       scrub_passes;          ///< of the background check of a cold tier; corrupt ones count as failures too
   Gauge scrub_pass_seconds;  ///< how long the last full pass took
-  Gauge circuit_open;        ///< 1 while the tier sheds writes after device errors
-  Gauge persistent;          ///< 1: what it holds survives a power cut
-  Gauge numa_node;           ///< where its memory is; -1: none, or the system does not say
+  /// K tails and V tails: kept, left out for want of room, given up for something of more use, found bad.
+  std::array<Counter, 2> tails_written, tails_no_room, tails_reclaimed, tails_damaged;
+  std::array<Gauge, 3> part_bytes;   ///< live records of a cold tier: bases, K tails, V tails
+  Gauge reserve_bytes;               ///< of its capacity: not for live records
+  Gauge circuit_open;                ///< 1 while the tier sheds writes after device errors
+  Gauge persistent;                  ///< 1: what it holds survives a power cut
+  Gauge numa_node;                   ///< where its memory is; -1: none, or the system does not say
   LatencyHistogram acquire_latency;  ///< acquires whose slowest block came from this tier
 };
 

@@ -199,13 +199,14 @@ Status ReadHostTier(Section section, std::string_view name, std::string_view cod
 }
 
 void ReadNvmeKeys(Section& section, TierConfig& tier) {
-  std::string tails = "never";
+  std::string tails = "while_room";
   tier.name = "cold";
   section.Text("path", tier.path);
   section.Check("path", tier.path.empty() ? Status(Code::kInvalidArgument, "is required") : Status::Ok());
   section.Flag("direct_io", tier.direct_io);
   section.Text("tails", tails);
   section.Check("tails", CheckTails(tails));
+  tier.keep_tails = tails == "while_room";
 }
 
 void ReadCxlKeys(Section& section, TierConfig& tier) {

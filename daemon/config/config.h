@@ -37,6 +37,7 @@ struct TierConfig {
   uint64_t segment_bytes = uint64_t{64} << 20;
   uint64_t scrub_bytes_per_second = uint64_t{1} << 20;
   bool direct_io = true;                ///< nvme
+  bool keep_tails = true;               ///< nvme: tails = "while_room"
   CxlKind cxl_source = CxlKind::kAuto;  ///< cxl, as is all below
   std::optional<uint32_t> numa_node;
 };

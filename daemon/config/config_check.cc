@@ -103,11 +103,8 @@ Status CheckCxlPlace(const TierConfig& tier) {
 }
 
 Status CheckTails(std::string_view tails) {
-  if (tails == "never") return Status::Ok();
-  if (tails == "while_room") {
-    return Status(Code::kUnimplemented, "\"while_room\" is not supported by this version; use \"never\"");
-  }
-  return Invalid("must be \"never\"");
+  if (tails == "never" || tails == "while_room") return Status::Ok();
+  return Invalid("must be \"never\" or \"while_room\"");
 }
 
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes) {

@@ -3,6 +3,7 @@
 
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 namespace {
@@ -47,6 +48,7 @@ AcquireOp& EngineImpl::StartAcquire(Acquire& c) {
   op.ttl = std::min(ttl, options_.limits.max_lease_ttl);
   op.want_tails = c.want_tails;
   op.min_precision = c.min_precision;
+  op.max_block_bytes = c.max_block_bytes;
   op.asked = c.keys.size();
   op.items.reserve(c.keys.size());
   FindSession(c.session)->leases[c.lease].pending = id;
@@ -95,10 +97,13 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
     why = Code::kNotFound;
     return false;
   }
+  if (!host) DropLesserCopies(id, least);
   const Copy& copy = entry.copies[source->value];
   const std::optional<TierId> reader = host ? host : PromotionTarget(entry, *cold);
   const uint64_t bytes =
-      host ? copy.place.bytes : ladder_.ClassOf(entry, copy.codec, copy.image_bytes).slot_bytes;
+      host ? copy.place.bytes
+           : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
+                 .slot_bytes;
   if (!reader || !FitsLeaseShare(session, *reader, bytes + op.promised_bytes)) {
     why = Code::kResourceExhausted;
     return false;
@@ -153,7 +158,31 @@ bool EngineImpl::StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Ite
                         .to = *target,
                         .deadline = op.deadline,
                         .staged = std::nullopt,
-                        .waiter = waiter}) != TransferId{};
+                        .waiter = waiter,
+                        .most = MostToRead(op, entry, item.pinned)}) != TransferId{};
+}
+
+/// The rung at which a block is read that must be read from a cold tier.
+Precision EngineImpl::MostToRead(const AcquireOp& op, const Entry& entry, TierId from) const {
+  const Precision least = std::max({op.min_precision, entry.floor, Precision::kInt2});
+  if (!entry.copies[from.value].in_parts) return Precision::kBits16;
+  if (op.deadline - now_ < options_.limits.near_deadline) return least;
+  if (op.max_block_bytes == 0) return Precision::kBits16;
+  for (const ColdPart part : {ColdPart::kVTail, ColdPart::kKTail}) {
+    const Codec& rung = RungOf(part);
+    if (ladder_.RungBytes(entry, from, rung) <= op.max_block_bytes) return std::max(least, rung.precision);
+  }
+  return least;
+}
+
+/// A host copy that was read without its tails stands in the way of a reader who wants them.
+void EngineImpl::DropLesserCopies(EntryId id, Precision least) {
+  for (const Tier& tier : ladder_.tiers()) {
+    const Precision own = table_.at(id).precision[tier.id.value];
+    if (tier.host() && own != Precision::kNone && own < least && MayLeave(id, tier.id)) {
+      EvictCopy(id, tier.id, Reason::kCapacity);
+    }
+  }
 }
 
 std::optional<TierId> EngineImpl::PromotionTarget(const Entry& entry, TierId from) const {

@@ -138,11 +138,12 @@ BlockStats EngineImpl::DescribeBlock(EntryId id) const {
     const Copy& copy = entry.copies[tier.id.value];
     if (copy.state != CopyState::kPresent) continue;
     stats.pins += copy.lease_pins + copy.job_pins;
+    const auto [k_error, v_error] = ladder_.ErrorsOf(id, tier.id);
     stats.copies.push_back({.tier = tier.id,
                             .codec = copy.codec,
-                            .bytes = copy.image_bytes,
-                            .k_error = copy.k_error,
-                            .v_error = copy.v_error});
+                            .bytes = ladder_.RungBytes(entry, tier.id, *FindCodec(copy.codec)),
+                            .k_error = k_error,
+                            .v_error = v_error});
   }
   return stats;
 }

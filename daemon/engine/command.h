@@ -114,6 +114,9 @@ struct Acquire {
   bool want_tails = false;
   Precision min_precision = Precision::kNone;
   Duration ttl{};
+  /// What comes from a cold tier comes at the best rung whose image is at most this large, or at
+  /// min_precision, or as its base. 0: the best rung.
+  uint64_t max_block_bytes = 0;
   Reply<AcquireReply> reply;
 };
 /// Errors: kStale for a lease that expired or never was.

@@ -24,6 +24,8 @@ struct TierOptions {
   bool persistent = true;                       ///< a commit survives a power cut
   std::string description;                      ///< of the medium, for people; empty: its kind
   uint64_t scrub_bytes_per_second = 0;          ///< pace of the background check; 0: none
+  /// nvme in kv2p: the planes that complete k4v2 and int4 stay beside a block while there is room.
+  bool keep_tails = false;
   Medium* medium = nullptr;
 };
 
@@ -34,6 +36,7 @@ struct EngineLimits {
   uint32_t sessions = 1024;
   Duration default_lease_ttl = std::chrono::seconds(10);
   Duration max_lease_ttl = std::chrono::seconds(60);
+  Duration near_deadline = std::chrono::milliseconds(5);  ///< an acquire that ends sooner reads no tails
   uint32_t jobs_in_flight = 256;      ///< jobs and completions queues are at least this large
   uint64_t max_entries = 16'000'000;  ///< blocks in the table
 };

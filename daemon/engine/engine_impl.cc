@@ -23,6 +23,8 @@ Status CheckTier(const TierOptions& tier) {
   if (tier.segment_bytes < 2 * kSlotAlign || tier.segment_bytes % kSlotAlign != 0) {
     return Invalid(name + "segment size must be a multiple of 4096, at least 8192");
   }
+  // Memory that readers see change under them is no place for records that only count beside one another.
+  if (tier.keep_tails && tier.kind != MediumKind::kNvme) return Invalid(name + "tails are for nvme only");
   if (SegmentLimitOf(tier) < 2) {
     return Invalid(name + "capacity is below two segments");
   }
@@ -173,7 +175,7 @@ void EngineImpl::OnCompletion(Completion completion) {
     case PendingJob::Kind::kMove:
       return OnMoveDone(job.transfer, std::move(completion));
     case PendingJob::Kind::kCommit:
-      return OnCommitDone(job.transfer, completion.status);
+      return OnCommitDone(job.transfer, completion);
     case PendingJob::Kind::kCreateArena:
       return OnArenaCreated(job, completion.status);
     case PendingJob::Kind::kDestroyArena:
@@ -235,7 +237,9 @@ void EngineImpl::DispatchJobs() {
 void EngineImpl::PublishGauges() {
   ladder_.PublishGauges();
   metrics_.table_entries.Set(static_cast<int64_t>(table_.live_rows()));
-  metrics_.table_bytes.Set(static_cast<int64_t>(table_.bytes()));
+  uint64_t table_bytes = table_.bytes();
+  for (const Tier& tier : ladder_.tiers()) table_bytes += tier.tails.bytes();
+  metrics_.table_bytes.Set(static_cast<int64_t>(table_bytes));
   metrics_.sessions.Set(static_cast<int64_t>(sessions_.size()));
   metrics_.models.Set(static_cast<int64_t>(models_.models().size()));
   metrics_.command_queue_depth.Set(static_cast<int64_t>(deps_.commands.size()));

@@ -101,6 +101,8 @@ class EngineImpl final : public Engine {
   bool AddAcquireItem(AcquireOp& op, Session& session, EntryId id, std::vector<AcquireOp::Item>& items,
                       Code& why);
   bool StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Item& item, Waiter waiter);
+  Precision MostToRead(const AcquireOp& op, const Entry& entry, TierId from) const;
+  void DropLesserCopies(EntryId id, Precision least);
   std::optional<TierId> PromotionTarget(const Entry& entry, TierId from) const;
   void OnAcquireTransfer(const Waiter& waiter, const Transfer& transfer, const Status& status);
   void CutAcquire(AcquireOp& op, Session& session, size_t at, Code why);
@@ -147,6 +149,8 @@ class EngineImpl final : public Engine {
     std::optional<Waiter> waiter;
     bool on_demand = false;
     Precision least = Precision::kNone;
+    /// Of a promotion: tails above are not read.
+    Precision most = Precision::kBits16;
   };
   /// 0 when there is no room for more transfers. Never calls back before it returns.
   TransferId StartTransfer(TransferRequest request);
@@ -155,7 +159,7 @@ class EngineImpl final : public Engine {
   void SeekSpace(Transfer& transfer);
   void OrderMove(Transfer& transfer);
   void OnMoveDone(TransferId id, Completion completion);
-  void OnCommitDone(TransferId id, const Status& status);
+  void OnCommitDone(TransferId id, const Completion& completion);
   void OnWriteFailed(Transfer& transfer, const Status& status);
   void FinishTransfer(TransferId id, Status status);
   void AbortSeeking(TransferId id, Code code);
@@ -165,9 +169,13 @@ class EngineImpl final : public Engine {
   struct Target {
     const Codec* codec;
     uint64_t image_bytes;  ///< when all layers can be encoded
+    std::array<uint64_t, kColdTails.size()> tail_bytes{};
   };
   Target TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to, Purpose purpose,
-                   Precision least) const;
+                   Precision least, Precision most = Precision::kBits16) const;
+  bool KeepsTails(const Entry& entry, CodecId source, const Tier& to, Purpose purpose) const;
+  void DropBadTails(const Transfer& transfer);
+  bool DropBadTail(EntryId id, TierId tier, const Place& place, Code code);
   bool CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from, Purpose purpose) const;
   /// The highest tier that keeps what is durable.
   std::optional<TierId> PersistentTier() const;
@@ -196,7 +204,13 @@ class EngineImpl final : public Engine {
   void OnArenaCreated(const PendingJob& job, const Status& status);
   void OnArenaDestroyed(const PendingJob& job);
   void PumpCold(Tier& tier);
-  bool RecycleSegment(Tier& tier);
+  enum class Places : uint8_t { kTaken, kNoneForBase, kNoneForTail };
+  Places TakeColdPlaces(Tier& tier, Transfer& transfer);
+  bool TailRoomIsComing(Tier& tier, const Transfer& transfer);
+  void GiveTailsUp(Tier& tier, Transfer& transfer, ColdPart from);
+  bool GoesFor(const Tier& tier, uint32_t segment, ColdPart needed_by) const;
+  std::optional<uint32_t> ColdVictim(const Tier& tier, ColdPart needed_by) const;
+  bool RecycleSegment(Tier& tier, ColdPart needed_by);
   bool DrainSegment(Tier& tier);
   bool StandsIn(const Tier& tier, uint32_t segment, const SegmentAllocator::Record& record) const;
   void OrderRecycle(Tier& tier, uint32_t segment);
@@ -231,7 +245,7 @@ class EngineImpl final : public Engine {
 
   // recovery.cc
   void RecoverModel(const ModelRecord& record);
-  void RecoverBlock(Tier& tier, const ColdRecord& record);
+  void RecoverBlock(Tier& tier, const RecoveredBlock& record);
 
   // prefetch.cc
   Status CheckPrefetch(const Prefetch& c);
@@ -255,7 +269,7 @@ class EngineImpl final : public Engine {
   void AdvanceScrubs();
   void AdvanceScrub(Tier& tier);
   std::optional<EntryId> NextToScrub(Tier& tier);
-  void OnScrubbed(const PendingJob& job, const Completion& completion);
+  void OnScrubbed(const PendingJob& job);
   BlockStats DescribeBlock(EntryId id) const;
 
   template <typename T>

@@ -25,13 +25,14 @@ enum class CopyState : uint8_t { kAbsent, kWriting, kPresent, kFreeing };
 /// The image of a block on one tier.
 struct Copy {
   CopyState state = CopyState::kAbsent;
-  CodecId codec = CodecId::kNone;
+  CodecId codec = CodecId::kNone;  ///< what a reader gets: with the tails, where there are any
+  bool in_parts = false;           ///< cold: an int2 base with a K tail at least, in Tier::tails
   uint32_t lease_pins = 0;
   uint32_t job_pins = 0;
-  float k_error = 0, v_error = 0;
-  uint64_t image_bytes = 0;
-  Place place;            ///< bytes is 0 while a writing copy waits for space
-  TransferId transfer{};  ///< that writes it
+  float k_error = 0, v_error = 0;  ///< of the image at `place`
+  uint64_t image_bytes = 0;        ///< likewise
+  Place place;                     ///< bytes is 0 while a writing copy waits for space
+  TransferId transfer{};           ///< that writes it
 
   bool pinned() const { return lease_pins > 0 || job_pins > 0; }
   bool has_place() const { return place.bytes > 0; }

@@ -29,6 +29,7 @@ void CheckCopy(const Entry& entry, const Copy& copy, size_t tier) {
 void Ladder::CheckInvariants() const {
   for (const Tier& tier : tiers_) {
     std::array<uint64_t, kPrecisions> blocks{};
+    std::array<uint64_t, kColdParts> parts{};
     uint64_t used = 0, unleased = 0;
     for (uint32_t row = 0; row < table_.row_limit(); ++row) {
       const EntryId id{row};
@@ -39,9 +40,11 @@ void Ladder::CheckInvariants() const {
         continue;
       }
       CheckCopy(entry, copy, tier.id.value);
+      used += CheckTails(id, tier, parts);
       if (copy.has_place()) {
         KVTIER_CHECK(copy.place.tier == tier.id);
         used += copy.place.bytes;
+        parts[IndexOf(copy.place.part)] += copy.place.bytes;
         if (tier.host()) {
           const ArenaAllocator::Arena& arena = tier.arenas->arena(ArenaId{copy.place.container});
           KVTIER_CHECK(arena.owners[copy.place.slot] == row && arena.spec.tenant == entry.tenant);
@@ -61,8 +64,30 @@ void Ladder::CheckInvariants() const {
       tier.arenas->CheckInvariants();
     } else {
       tier.segments->CheckInvariants();
+      for (const ColdPart part : {ColdPart::kBase, ColdPart::kKTail, ColdPart::kVTail}) {
+        KVTIER_CHECK(tier.segments->live_bytes(part) == parts[IndexOf(part)]);
+      }
     }
   }
+}
+
+/// Adds the bytes of a block's tails to `parts`, and returns them.
+uint64_t Ladder::CheckTails(EntryId id, const Tier& tier, std::array<uint64_t, kColdParts>& parts) const {
+  const Copy& copy = table_.at(id).copies[tier.id.value];
+  KVTIER_CHECK(!copy.in_parts || (!tier.host() && copy.state != CopyState::kWriting));
+  if (tier.host()) return 0;
+  uint64_t bytes = 0;
+  for (const ColdPart part : kColdTails) {
+    const Place place = TailPlace(id, tier.id, part);
+    if (place.bytes == 0) continue;
+    KVTIER_CHECK(copy.has_place() && tier.segments->Knows(place));
+    KVTIER_CHECK(copy.in_parts || copy.state == CopyState::kWriting);
+    parts[IndexOf(part)] += place.bytes;
+    bytes += place.bytes;
+  }
+  if (!copy.in_parts) return bytes;
+  KVTIER_CHECK(TailPlace(id, tier.id, ColdPart::kKTail).bytes > 0 && copy.codec == RungWithTails(id, tier));
+  return bytes;
 }
 
 void EngineImpl::CheckInvariants() const {

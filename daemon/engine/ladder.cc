@@ -64,9 +64,8 @@ bool Ladder::TakePlace(EntryId id, TierId tier_id, uint64_t image_bytes) {
 }
 
 void Ladder::ReturnPlace(EntryId id, TierId tier_id) {
-  Entry& entry = table_.at(id);
-  KVTIER_CHECK(entry.copies[tier_id.value].state == CopyState::kWriting);
-  FreePlace(entry, at(tier_id));
+  KVTIER_CHECK(table_.at(id).copies[tier_id.value].state == CopyState::kWriting);
+  FreePlace(id, at(tier_id));
 }
 
 void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
@@ -79,17 +78,19 @@ void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
   copy.image_bytes = outcome.image_bytes;
   copy.k_error = outcome.k_error;
   copy.v_error = outcome.v_error;
-  CountPresent(entry, tier, copy);
+  PublishTails(id, tier, outcome);
+  CountPresent(id, tier);
   EnterOrder(id, tier);
 }
 
-void Ladder::CountPresent(Entry& entry, Tier& tier, const Copy& copy) {
+void Ladder::CountPresent(EntryId id, Tier& tier) {
+  Entry& entry = table_.at(id);
+  Copy& copy = entry.copies[tier.id.value];
   Model& model = models_.at(entry.model);
   if (!entry.Stored()) ++model.blocks;
-  model.image_bytes += copy.image_bytes;
-  Copy& own = entry.copies[tier.id.value];
-  own.state = CopyState::kPresent;
-  own.transfer = {};
+  model.image_bytes += copy.image_bytes + TailBytesOf(id, tier);
+  copy.state = CopyState::kPresent;
+  copy.transfer = {};
   const Precision precision = FindCodec(copy.codec)->precision;
   entry.precision[tier.id.value] = precision;
   ++tier.blocks[Index(precision)];
@@ -99,13 +100,13 @@ void Ladder::AbandonWrite(EntryId id, TierId tier_id) {
   Entry& entry = table_.at(id);
   Copy& copy = entry.copies[tier_id.value];
   KVTIER_CHECK(copy.state == CopyState::kWriting && !copy.pinned());
-  if (copy.has_place()) FreePlace(entry, at(tier_id));
+  if (copy.has_place()) FreePlace(id, at(tier_id));
   copy = Copy{};
 }
 
 void Ladder::Drop(EntryId id, TierId tier_id) {
   Hide(id, at(tier_id));
-  Settle(table_.at(id), at(tier_id));
+  Settle(id, at(tier_id));
 }
 
 void Ladder::DropWithSegment(EntryId id, TierId tier_id) {
@@ -113,6 +114,7 @@ void Ladder::DropWithSegment(EntryId id, TierId tier_id) {
   KVTIER_CHECK(!tier.host() && !table_.at(id).copies[tier_id.value].pinned());
   Hide(id, tier);
   Copy& copy = table_.at(id).copies[tier_id.value];
+  FreeTails(id, tier);
   tier.segments->Release(copy.place);
   copy = Copy{};
 }
@@ -127,30 +129,32 @@ void Ladder::Hide(EntryId id, Tier& tier) {
   --tier.blocks[Index(precision)];
   precision = Precision::kNone;
   Model& model = models_.at(entry.model);
-  model.image_bytes -= copy.image_bytes;
+  model.image_bytes -= copy.image_bytes + TailBytesOf(id, tier);
   if (!entry.Stored()) --model.blocks;
 }
 
-void Ladder::Settle(Entry& entry, Tier& tier) {
-  Copy& copy = entry.copies[tier.id.value];
+void Ladder::Settle(EntryId id, Tier& tier) {
+  Copy& copy = table_.at(id).copies[tier.id.value];
   if (copy.state != CopyState::kFreeing || copy.pinned()) return;
-  FreePlace(entry, tier);
+  FreePlace(id, tier);
   copy = Copy{};
 }
 
-void Ladder::FreePlace(Entry& entry, Tier& tier) {
+void Ladder::FreePlace(EntryId id, Tier& tier) {
+  Entry& entry = table_.at(id);
   Copy& copy = entry.copies[tier.id.value];
   KVTIER_CHECK(copy.has_place());
   if (tier.host()) {
     tier.arenas->Free(copy.place);
   } else {
+    FreeTails(id, tier);
     tier.to_erase.push_back(RecordOf(entry, tier.id));
     tier.segments->Release(copy.place);
   }
   copy.place = Place{};
 }
 
-void Ladder::Recover(EntryId id, const ColdRecord& record) {
+void Ladder::Recover(EntryId id, const RecoveredBlock& record) {
   Entry& entry = table_.at(id);
   Tier& tier = at(record.place.tier);
   Copy& copy = entry.copies[tier.id.value];
@@ -161,7 +165,8 @@ void Ladder::Recover(EntryId id, const ColdRecord& record) {
   copy.k_error = record.k_error;
   copy.v_error = record.v_error;
   copy.place = record.place;
-  CountPresent(entry, tier, copy);
+  RecoverTails(id, tier, record);
+  CountPresent(id, tier);
   EnterOrder(id, tier);
 }
 
@@ -184,7 +189,7 @@ void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
   KVTIER_CHECK(pins > 0);
   --pins;
   if (kind == PinKind::kLease && pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, at(tier_id));
-  Settle(entry, at(tier_id));
+  Settle(id, at(tier_id));
 }
 
 void Ladder::EnterOrder(EntryId id, Tier& tier) {
@@ -236,10 +241,11 @@ ColdRecord Ladder::RecordOf(const Entry& entry, TierId tier) const {
   return {.identity = models_.IdentityOf(entry),
           .meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail},
           .place = copy.place,
-          .codec = copy.codec,
+          .codec = copy.in_parts ? CodecId::kKv2p : copy.codec,
           .image_bytes = copy.image_bytes,
           .k_error = copy.k_error,
-          .v_error = copy.v_error};
+          .v_error = copy.v_error,
+          .binding = 0};
 }
 
 void Ladder::PublishGauges() const {
@@ -249,6 +255,15 @@ void Ladder::PublishGauges() const {
       tier.metrics->blocks[i].Set(static_cast<int64_t>(tier.blocks[i]));
     }
     tier.metrics->circuit_open.Set(tier.circuit.open() ? 1 : 0);
+    if (tier.host()) continue;
+    const uint32_t reserved =
+        std::min(tier.segments->segment_limit(), tier.options.keep_tails ? kReservedColdSegments : 2u);
+    const uint64_t usable = (tier.segments->segment_limit() - reserved) * tier.options.segment_bytes;
+    tier.metrics->reserve_bytes.Set(static_cast<int64_t>(tier.options.capacity_bytes - usable));
+    for (int part = 0; part < kColdParts; ++part) {
+      const uint64_t bytes = tier.segments->live_bytes(static_cast<ColdPart>(part));
+      tier.metrics->part_bytes[part].Set(static_cast<int64_t>(bytes));
+    }
   }
 }
 

@@ -4,12 +4,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "daemon/engine/block_table.h"
 #include "daemon/engine/circuit.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/model_table.h"
+#include "daemon/engine/tail_pool.h"
 #include "daemon/policy/eviction.h"
 #include "tiers/arena_allocator.h"
 #include "tiers/segment_allocator.h"
@@ -56,6 +58,7 @@ struct Tier {
   std::unique_ptr<EvictionPolicy> order;
   std::deque<TransferId> waiting;
   std::vector<ColdRecord> to_erase;  ///< places given up since the last erase job
+  TailPool tails;
   Circuit circuit;
   uint32_t recycles_in_flight = 0;
   std::optional<uint32_t> draining_segment;  ///< its blocks move to a lower tier, then it is recycled
@@ -87,7 +90,9 @@ class Ladder {
   void BeginWrite(EntryId id, TierId tier, CodecId codec, TransferId transfer);
   /// Takes a place of at least `image_bytes` for a writing copy. False when the tier has none at the moment.
   bool TakePlace(EntryId id, TierId tier, uint64_t image_bytes);
-  /// Gives the place of a writing copy back; the copy stays writing.
+  /// Takes a place for a tail of a writing copy, beside its own. False when the tier has none.
+  bool TakeTail(EntryId id, TierId tier, ColdPart part, uint64_t tail_bytes);
+  /// Gives the places of a writing copy back; the copy stays writing.
   void ReturnPlace(EntryId id, TierId tier);
   /// writing -> present: from now on visible.
   void Publish(EntryId id, TierId tier, const MoveOutcome& outcome);
@@ -97,8 +102,12 @@ class Ladder {
   void Drop(EntryId id, TierId tier);
   /// Drop of a copy whose whole segment is about to be recycled: no erase of its own.
   void DropWithSegment(EntryId id, TierId tier);
+  /// How a record leaves the disk: marked dead by itself, or with its segment, which is about to be recycled.
+  enum class Erasing : uint8_t { kAlone, kWithSegment };
+  /// A present copy falls to the rung without this tail (and those that need it).
+  void DropTail(EntryId id, TierId tier, ColdPart part, Erasing erasing);
   /// absent -> present, at start.
-  void Recover(EntryId id, const ColdRecord& record);
+  void Recover(EntryId id, const RecoveredBlock& record);
 
   void Pin(EntryId id, TierId tier, PinKind kind);
   void Unpin(EntryId id, TierId tier, PinKind kind);
@@ -108,18 +117,34 @@ class Ladder {
   /// The slot class of an image of `image_bytes` of this block.
   SlotClass ClassOf(const Entry& entry, CodecId codec, uint64_t image_bytes) const;
   SlotQueue& QueueOf(Tier& tier, const SlotClass& slot_class);
+  /// The record of the copy's base.
   ColdRecord RecordOf(const Entry& entry, TierId tier) const;
+  Place TailPlace(EntryId id, TierId tier, ColdPart part) const;
+  TailPlaces TailsOf(EntryId id, TierId tier) const;
+  /// Bytes that its tails take.
+  uint64_t TailBytesOf(EntryId id, const Tier& tier) const;
+  /// Image bytes of a copy read as `rung`, at most its own.
+  uint64_t RungBytes(const Entry& entry, TierId tier, const Codec& rung) const;
+  /// Relative errors of K and V of what a reader gets.
+  std::pair<float, float> ErrorsOf(EntryId id, TierId tier) const;
 
   void PublishGauges() const;
   void CheckInvariants() const;
 
  private:
   EvictionPolicy& OrderOf(const Entry& entry, Tier& tier);
-  void FreePlace(Entry& entry, Tier& tier);
+  void FreePlace(EntryId id, Tier& tier);
+  void FreeTail(EntryId id, Tier& tier, ColdPart part, Erasing erasing);
+  void FreeTails(EntryId id, Tier& tier);
+  void SetTail(EntryId id, Tier& tier, const Place& place, float error);
+  CodecId RungWithTails(EntryId id, const Tier& tier) const;
+  void PublishTails(EntryId id, Tier& tier, const MoveOutcome& outcome);
+  void RecoverTails(EntryId id, Tier& tier, const RecoveredBlock& record);
   void Hide(EntryId id, Tier& tier);
-  void CountPresent(Entry& entry, Tier& tier, const Copy& copy);
+  void CountPresent(EntryId id, Tier& tier);
+  uint64_t CheckTails(EntryId id, const Tier& tier, std::array<uint64_t, kColdParts>& parts) const;
   void EnterOrder(EntryId id, Tier& tier);
-  void Settle(Entry& entry, Tier& tier);
+  void Settle(EntryId id, Tier& tier);
 
   BlockTable& table_;
   ModelTable& models_;

@@ -36,6 +36,9 @@ struct Transfer {
   TierId to;
   const Codec* codec = nullptr;
   uint64_t image_bytes = 0;  ///< to make room for
+  /// Of the K and V tails to make room for as well, if that costs nothing of more use; 0: none.
+  std::array<uint64_t, kColdTails.size()> tail_bytes{};
+  TailPlaces source_tails{};  ///< that it reads
   TimePoint deadline = kNever;
   CodecId source_codec = CodecId::kNone;
   Precision least = Precision::kNone;  ///< of the target, above what the tier and the floor ask for
@@ -91,6 +94,7 @@ struct AcquireOp {
   Duration ttl{};
   bool want_tails = false;
   Precision min_precision = Precision::kNone;
+  uint64_t max_block_bytes = 0;
   Reply<AcquireReply> reply;
   struct Item {
     EntryId entry = kNoEntry;
@@ -216,6 +220,7 @@ struct PendingJob {
   EntryId entry = kNoEntry;
   uint64_t bytes = 0;  ///< kVerify
   Key key{};           ///< kVerify
+  TailPlaces tails{};  ///< kVerify: those that it reads
 };
 
 }  // namespace kvtier

@@ -1,5 +1,6 @@
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 
@@ -9,7 +10,7 @@ void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
     if (tier.host()) continue;
     for (const ModelRecord& record : recovery[i].models) RecoverModel(record);
     for (const RecoveredSegment& segment : recovery[i].segments) tier.segments->Recover(segment);
-    for (const ColdRecord& record : recovery[i].blocks) RecoverBlock(tier, record);
+    for (const RecoveredBlock& record : recovery[i].blocks) RecoverBlock(tier, record);
   }
   // Parents may have come after their children: relations once everything is there.
   for (uint32_t row = 0; row < table_.row_limit(); ++row) {
@@ -38,7 +39,7 @@ void EngineImpl::RecoverModel(const ModelRecord& record) {
   models_.at(*model).persisted = true;
 }
 
-void EngineImpl::RecoverBlock(Tier& tier, const ColdRecord& record) {
+void EngineImpl::RecoverBlock(Tier& tier, const RecoveredBlock& record) {
   const BlockIdentity& identity = record.identity;
   const Model* model = models_.Find(identity.name_space);
   const bool fits = model != nullptr && FindCodec(record.codec) != nullptr &&
@@ -75,6 +76,9 @@ void EngineImpl::RecoverBlock(Tier& tier, const ColdRecord& record) {
   if (!same_put) {
     metrics_.cold_recovery_dropped.Add();
     tier.to_erase.push_back(record);
+    for (const Place& tail : {record.k_tail.place, record.v_tail.place}) {
+      if (tail.bytes > 0) tier.to_erase.push_back(TailRecord(record, tail));
+    }
     return;
   }
   if (known.state == CopyState::kPresent) {

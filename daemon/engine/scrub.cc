@@ -67,14 +67,13 @@ std::optional<EntryId> EngineImpl::NextToScrub(Tier& tier) {
   return std::nullopt;
 }
 
-void EngineImpl::OnScrubbed(const PendingJob& job, const Completion& completion) {
+void EngineImpl::OnScrubbed(const PendingJob& job) {
   Tier& tier = ladder_.at(job.tier);
   KVTIER_CHECK(tier.scrub.in_flight);
   tier.scrub.in_flight = false;
   tier.scrub.next_at = now_ + TimeFor(job.bytes, tier.options.scrub_bytes_per_second);
   tier.metrics->scrubbed_blocks.Add();
   tier.metrics->scrubbed_bytes.Add(job.bytes);
-  if (completion.status.code() == Code::kDataLoss) tier.metrics->scrub_corrupt.Add();
 }
 
 }  // namespace kvtier

@@ -8,6 +8,8 @@ namespace {
 
 /// Where a tier has at least this many segments, one is kept free ahead of need.
 constexpr uint64_t kSegmentsForASpare = 8;
+/// Fresh segments that no tail takes: the next block's.
+constexpr uint32_t kFreshForBases = 1;
 
 }  // namespace
 
@@ -15,25 +17,111 @@ void EngineImpl::PumpCold(Tier& tier) {
   FlushErases(tier);
   while (!tier.waiting.empty()) {
     Transfer& first = transfers_.at(tier.waiting.front());
-    if (ladder_.TakePlace(first.entry, first.to, first.image_bytes)) {
+    const Places places = TakeColdPlaces(tier, first);
+    if (places == Places::kTaken) {
       tier.waiting.pop_front();
       OrderMove(first);
       continue;
     }
-    if (tier.recycles_in_flight > 0 || RecycleSegment(tier)) return;
+    if (places == Places::kNoneForTail) {
+      if (TailRoomIsComing(tier, first)) return;
+      GiveTailsUp(tier, first, ColdPart::kKTail);
+      continue;
+    }
+    if (tier.recycles_in_flight > 0 || RecycleSegment(tier, ColdPart::kBase)) return;
     if (tier.moves_in_flight > 0) return;  // what is being written or read now can leave as soon as that ends
     return FailWaiting(tier.waiting);
   }
   const bool wants_spare = tier.segments->capacity_bytes() / tier.options.segment_bytes >= kSegmentsForASpare;
   const bool needs_spare = wants_spare && tier.segments->fresh_segments() == 0 &&
                            tier.recycles_in_flight == 0 && !tier.circuit.open();
-  if (tier.draining_segment || needs_spare) RecycleSegment(tier);
+  if (tier.draining_segment || needs_spare) RecycleSegment(tier, ColdPart::kBase);
+}
+
+/// All places that the transfer needs, or none. Tails never take the last fresh segments, and V tails make
+/// nobody wait.
+EngineImpl::Places EngineImpl::TakeColdPlaces(Tier& tier, Transfer& transfer) {
+  const SegmentAllocator& segments = *tier.segments;
+  const auto opens = [&](uint64_t bytes, ColdPart part) {
+    return segments.NeedsSegment(ColdRecordBytes(bytes), part) ? 1u : 0u;
+  };
+  uint32_t fresh = segments.fresh_segments();
+  const uint32_t for_base = opens(transfer.image_bytes, ColdPart::kBase);
+  if (for_base > fresh) return Places::kNoneForBase;
+  fresh -= for_base;
+  for (const ColdPart part : kColdTails) {
+    const uint64_t bytes = transfer.tail_bytes[TailIndex(part)];
+    if (bytes == 0) break;
+    const uint32_t for_tail = opens(bytes, part);
+    if (for_tail > 0 && fresh <= kFreshForBases) {
+      if (part == ColdPart::kKTail) return Places::kNoneForTail;
+      GiveTailsUp(tier, transfer, part);
+      break;
+    }
+    fresh -= for_tail;
+  }
+  KVTIER_CHECK(ladder_.TakePlace(transfer.entry, tier.id, transfer.image_bytes));
+  for (const ColdPart part : kColdTails) {
+    const uint64_t bytes = transfer.tail_bytes[TailIndex(part)];
+    if (bytes > 0) KVTIER_CHECK(ladder_.TakeTail(transfer.entry, tier.id, part, bytes));
+  }
+  return Places::kTaken;
+}
+
+void EngineImpl::GiveTailsUp(Tier& tier, Transfer& transfer, ColdPart from) {
+  for (const ColdPart part : kColdTails) {
+    uint64_t& bytes = transfer.tail_bytes[TailIndex(part)];
+    if (part < from || bytes == 0) continue;
+    bytes = 0;
+    tier.metrics->tails_no_room[TailIndex(part)].Add();
+  }
+}
+
+/// A K tail takes the room of V tails, and of what is dead; nothing else. False: there is not enough of it.
+bool EngineImpl::TailRoomIsComing(Tier& tier, const Transfer& transfer) {
+  const SegmentAllocator& segments = *tier.segments;
+  const uint32_t wanted =
+      kFreshForBases + 1 + segments.NeedsSegment(ColdRecordBytes(transfer.image_bytes), ColdPart::kBase);
+  uint32_t coming = segments.fresh_segments() + tier.recycles_in_flight;
+  // Only if that is enough are V tails given up for it.
+  uint32_t could_come = coming;
+  for (uint32_t i = 0; i < segments.segment_limit() && could_come < wanted; ++i) {
+    could_come += GoesFor(tier, i, ColdPart::kKTail) ? 1 : 0;
+  }
+  if (could_come < wanted) return false;
+  while (coming < wanted && RecycleSegment(tier, ColdPart::kKTail)) ++coming;
+  return tier.recycles_in_flight > 0;
+}
+
+bool EngineImpl::GoesFor(const Tier& tier, uint32_t segment, ColdPart needed_by) const {
+  const SegmentAllocator& segments = *tier.segments;
+  const ColdPart part = segments.PartOf(segment);
+  if (!segments.IsVictim(segment, part) || segment == tier.draining_segment) return false;
+  const bool of_less_use = needed_by == ColdPart::kBase || part > needed_by;
+  return (of_less_use || segments.segment_live_bytes(segment) == 0) && SegmentMayGo(tier, segment);
+}
+
+/// What goes first when a record of a part needs a segment: what is empty, then V tails, K tails, blocks; for
+/// a tail nothing of as much use.
+std::optional<uint32_t> EngineImpl::ColdVictim(const Tier& tier, ColdPart needed_by) const {
+  std::optional<uint32_t> first;
+  for (const ColdPart part : {ColdPart::kVTail, ColdPart::kKTail, ColdPart::kBase}) {
+    const std::optional<uint32_t> victim =
+        tier.segments->Victim([&](uint32_t segment) { return GoesFor(tier, segment, needed_by); }, part);
+    if (!victim) continue;
+    if (tier.segments->segment_live_bytes(*victim) == 0) return victim;
+    if (!first) first = victim;
+  }
+  return first;
 }
 
 bool EngineImpl::StandsIn(const Tier& tier, uint32_t segment, const SegmentAllocator::Record& record) const {
   // Not so when the record is dead, or the row has another block by now.
-  const Copy& copy = table_.at(EntryId{record.owner}).copies[tier.id.value];
-  return copy.place.container == segment && copy.place.offset == record.offset && copy.has_place();
+  const EntryId id{record.owner};
+  const ColdPart part = tier.segments->PartOf(segment);
+  const Place place = part == ColdPart::kBase ? table_.at(id).copies[tier.id.value].place
+                                              : ladder_.TailPlace(id, tier.id, part);
+  return place.bytes > 0 && place.container == segment && place.offset == record.offset;
 }
 
 bool EngineImpl::SegmentMayGo(const Tier& tier, uint32_t segment) const {
@@ -46,24 +134,31 @@ bool EngineImpl::SegmentMayGo(const Tier& tier, uint32_t segment) const {
 
 void EngineImpl::DropSegment(Tier& tier, uint32_t segment) {
   const auto records = tier.segments->Records(segment);
+  const ColdPart part = tier.segments->PartOf(segment);
   for (const SegmentAllocator::Record& record : std::vector(records.begin(), records.end())) {
     const EntryId id{record.owner};
-    const Entry& entry = table_.at(id);
     if (!StandsIn(tier, segment, record)) continue;
+    if (part != ColdPart::kBase) {
+      ladder_.DropTail(id, tier.id, part, Ladder::Erasing::kWithSegment);
+      tier.metrics->tails_reclaimed[TailIndex(part)].Add();
+      continue;
+    }
+    const Entry& entry = table_.at(id);
     ladder_.DropWithSegment(id, tier.id);
     if (entry.in_table && !entry.Stored() && !entry.storing) LeaveTable(id, tier.id, Reason::kCapacity);
     ForgetIfGone(id);
   }
 }
 
-bool EngineImpl::RecycleSegment(Tier& tier) {
-  if (tier.draining_segment) return DrainSegment(tier);
-  const std::optional<uint32_t> victim =
-      tier.segments->Victim([this, &tier](uint32_t segment) { return SegmentMayGo(tier, segment); });
+/// True: a segment is on its way to the part that needs it.
+bool EngineImpl::RecycleSegment(Tier& tier, ColdPart needed_by) {
+  if (tier.draining_segment && needed_by == ColdPart::kBase) return DrainSegment(tier);
+  const std::optional<uint32_t> victim = ColdVictim(tier, needed_by);
   if (!victim) return false;
   ++changes_;
   const bool is_last = tier.id.value + 1u == ladder_.tiers().size();
-  if (is_last) {
+  if (is_last || tier.segments->PartOf(*victim) != ColdPart::kBase ||
+      tier.segments->segment_live_bytes(*victim) == 0) {
     OrderRecycle(tier, *victim);
     return true;
   }

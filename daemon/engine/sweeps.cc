@@ -137,19 +137,22 @@ void EngineImpl::VerifyCopy(TierId tier, EntryId id, OpId op) {
   ++ladder_.at(tier).moves_in_flight;
   const Entry& entry = table_.at(id);
   const Copy& copy = entry.copies[tier.value];
+  const TailPlaces tails = ladder_.TailsOf(id, tier);
   Enqueue({.kind = PendingJob::Kind::kVerify,
            .tier = tier,
            .op = op,
            .entry = id,
-           .bytes = copy.image_bytes,
-           .key = entry.key},
+           .bytes = copy.image_bytes + ladder_.TailBytesOf(id, ladder_.at(tier)),
+           .key = entry.key,
+           .tails = tails},
           VerifyJob{.identity = models_.IdentityOf(entry),
                     .place = copy.place,
+                    .tails = tails,
                     .medium = ladder_.at(tier).options.medium});
 }
 
 void EngineImpl::OnVerifyDone(const PendingJob& job, const Completion& completion) {
-  const bool corrupt = completion.status.code() == Code::kDataLoss;
+  bool corrupt = completion.status.code() == Code::kDataLoss;
   if (corrupt) {
     ladder_.at(job.tier).metrics->checksum_failures.Add();
     Quarantine(job.entry, job.tier);
@@ -157,12 +160,19 @@ void EngineImpl::OnVerifyDone(const PendingJob& job, const Completion& completio
     metrics_.unsupported_images.Add();
   } else if (!completion.status.ok()) {
     ladder_.at(job.tier).metrics->read_errors.Add();
+  } else {
+    for (size_t i = 0; i < job.tails.size(); ++i) {
+      corrupt |= DropBadTail(job.entry, job.tier, job.tails[i], completion.outcome.source_tails[i]);
+    }
   }
   ladder_.Unpin(job.entry, job.tier, PinKind::kJob);
   --ladder_.at(job.tier).moves_in_flight;
   ForgetIfGone(job.entry);
   ++changes_;
-  if (job.op == OpId{}) return OnScrubbed(job, completion);
+  if (job.op == OpId{}) {
+    if (corrupt) ladder_.at(job.tier).metrics->scrub_corrupt.Add();
+    return OnScrubbed(job);
+  }
   const auto found = sweeps_.find(job.op);
   if (found == sweeps_.end()) return;
   SweepOp& op = found->second;

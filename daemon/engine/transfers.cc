@@ -4,6 +4,7 @@
 #include "codecs/image_layout.h"
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
+#include "tiers/cold_tail.h"
 
 namespace kvtier {
 namespace {
@@ -31,10 +32,24 @@ const Codec* CodecFor(Precision precision, DType dtype) {
 }  // namespace
 
 EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to,
-                                         Purpose purpose, Precision least) const {
+                                         Purpose purpose, Precision least, Precision most) const {
   const BlockShape shape = models_.ShapeOf(entry);
   const CodecId source = from ? entry.copies[from->value].codec : RawCodecOf(shape.dtype);
   const Codec* codec = FindCodec(source);
+  if (KeepsTails(entry, source, to, purpose)) {
+    Target target{&RungOf(ColdPart::kBase), PlainImageBytes(RungOf(ColdPart::kBase), shape)};
+    for (const ColdPart part : kColdTails) {
+      if (IsPlaneFamily(source) && !CanCut(source, RungOf(part).id)) continue;
+      const uint64_t bytes = PlainTailBytes(shape, part);
+      if (to.segments->CouldFit(ColdRecordBytes(bytes))) target.tail_bytes[TailIndex(part)] = bytes;
+    }
+    return target;
+  }
+  if (purpose == Purpose::kPromote && entry.copies[from->value].in_parts) {
+    for (const ColdPart best : {ColdPart::kKTail, ColdPart::kBase}) {
+      if (codec->precision > most) codec = &RungOf(best);
+    }
+  }
   // Durable blocks keep INT4 on disk whatever the tier does with others.
   const Precision wanted =
       purpose == Purpose::kPersist ? Precision::kInt4 : FindCodec(to.options.codec)->precision;
@@ -44,8 +59,20 @@ EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierI
     const Codec* target = CodecFor(std::max({wanted, least, entry.floor}), shape.dtype);
     if (CanRequantize(source, *target, shape)) codec = target;
   }
-  if (from && codec->id == source) return {codec, entry.copies[from->value].image_bytes};
+  if (from && (codec->id == source || entry.copies[from->value].in_parts)) {
+    return {codec, ladder_.RungBytes(entry, *from, *codec)};
+  }
   return {codec, PlainImageBytes(*codec, shape)};
+}
+
+bool EngineImpl::KeepsTails(const Entry& entry, CodecId source, const Tier& to, Purpose purpose) const {
+  const Codec& base = RungOf(ColdPart::kBase);
+  if (!to.options.keep_tails || to.options.codec != base.id || purpose == Purpose::kPromote) return false;
+  // A floor above the base keeps the block in one image; so do tail blocks, which are too short-lived.
+  if (entry.is_tail || entry.floor > base.precision) return false;
+  const BlockShape shape = models_.ShapeOf(entry);
+  return source != base.id && CanRequantize(source, base, shape) &&
+         (IsPlaneFamily(source) || CanRequantize(source, RungOf(ColdPart::kVTail), shape));
 }
 
 bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from,
@@ -83,7 +110,7 @@ TransferId EngineImpl::StartTransfer(TransferRequest request) {
   const TransferId id{next_id_++};
   const Entry& entry = table_.at(request.entry);
   Tier& to = ladder_.at(request.to);
-  const Target target = TargetFor(entry, request.from, to, request.purpose, request.least);
+  const Target target = TargetFor(entry, request.from, to, request.purpose, request.least, request.most);
   Transfer& transfer = transfers_[id];
   transfer.id = id;
   transfer.entry = request.entry;
@@ -92,6 +119,7 @@ TransferId EngineImpl::StartTransfer(TransferRequest request) {
   transfer.to = request.to;
   transfer.codec = target.codec;
   transfer.image_bytes = target.image_bytes;
+  transfer.tail_bytes = target.tail_bytes;
   transfer.deadline = request.deadline;
   transfer.on_demand = request.on_demand;
   transfer.least = request.least;
@@ -139,9 +167,10 @@ void EngineImpl::SeekSpace(Transfer& transfer) {
                                                 transfer.image_bytes))
                    .waiting;
   }
-  if (waiting->empty() && ladder_.TakePlace(transfer.entry, transfer.to, transfer.image_bytes)) {
-    return OrderMove(transfer);
-  }
+  const bool taken =
+      waiting->empty() && (to.host() ? ladder_.TakePlace(transfer.entry, transfer.to, transfer.image_bytes)
+                                     : TakeColdPlaces(to, transfer) == Places::kTaken);
+  if (taken) return OrderMove(transfer);
   waiting->push_back(transfer.id);
 }
 
@@ -159,8 +188,17 @@ void EngineImpl::OrderMove(Transfer& transfer) {
   if (transfer.from) {
     order.source = entry.copies[transfer.from->value].place;
     order.source_medium = ladder_.at(*transfer.from).options.medium;
+    if (entry.copies[transfer.from->value].in_parts) {
+      transfer.source_tails = ladder_.TailsOf(transfer.entry, *transfer.from);
+      for (const ColdPart part : kColdTails) {
+        const bool above = RungOf(part).precision > transfer.codec->precision;
+        if (above && transfer.tail_bytes[TailIndex(part)] == 0) transfer.source_tails[TailIndex(part)] = {};
+      }
+      order.source_tails = transfer.source_tails;
+    }
   }
   order.target = entry.copies[transfer.to.value].place;
+  order.target_tails = ladder_.TailsOf(transfer.entry, transfer.to);
   order.target_medium = to.options.medium;
   order.codec = transfer.codec;
   order.scales = models_.at(entry.model).scales;
@@ -196,6 +234,7 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
     return FinishTransfer(id, status);
   }
   transfer.outcome = completion.outcome;
+  DropBadTails(transfer);
   const Entry& entry = table_.at(transfer.entry);
   if (ladder_.at(transfer.to).host() || !entry.in_table) return FinishTransfer(id, Status::Ok());
   transfer.stage = Transfer::Stage::kCommitting;
@@ -204,12 +243,52 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
   record.image_bytes = transfer.outcome.image_bytes;
   record.k_error = transfer.outcome.k_error;
   record.v_error = transfer.outcome.v_error;
-  EnqueueCold({.kind = PendingJob::Kind::kCommit, .transfer = id}, CommitJob{transfer.to, std::move(record)});
+  record.binding = transfer.outcome.binding;
+  CommitJob job{.tier = transfer.to, .item = record};
+  for (const ColdPart part : kColdTails) {
+    const TailOutcome& tail = transfer.outcome.tails[TailIndex(part)];
+    if (tail.code != Code::kOk) ladder_.at(transfer.to).metrics->write_errors.Add();
+    if (tail.bytes == 0) continue;
+    const Place place = ladder_.TailPlace(transfer.entry, transfer.to, part);
+    job.tails.push_back(TailRecord(record, place, tail.bytes, tail.error));
+  }
+  EnqueueCold({.kind = PendingJob::Kind::kCommit, .transfer = id}, std::move(job));
 }
 
-void EngineImpl::OnCommitDone(TransferId id, const Status& status) {
+void EngineImpl::DropBadTails(const Transfer& transfer) {
+  if (!transfer.from) return;
+  for (const ColdPart part : kColdTails) {
+    DropBadTail(transfer.entry, *transfer.from, transfer.source_tails[TailIndex(part)],
+                transfer.outcome.source_tails[TailIndex(part)]);
+  }
+}
+
+/// A tail that could not be read: damaged ones go, others may be read next time. Whether it went.
+bool EngineImpl::DropBadTail(EntryId id, TierId tier, const Place& place, Code code) {
+  if (place.bytes == 0 || code == Code::kOk) return false;
+  // It may have been given up, or its copy, while it was being read.
+  if (!table_.at(id).Has(tier.value) || ladder_.TailPlace(id, tier, place.part) != place) return false;
+  TierMetrics& metrics = *ladder_.at(tier).metrics;
+  if (code != Code::kDataLoss) {
+    metrics.read_errors.Add();
+    return false;
+  }
+  metrics.checksum_failures.Add();
+  metrics.tails_damaged[TailIndex(place.part)].Add();
+  ladder_.DropTail(id, tier, place.part, Ladder::Erasing::kAlone);
+  return true;
+}
+
+void EngineImpl::OnCommitDone(TransferId id, const Completion& completion) {
   Transfer& transfer = transfers_.at(id);
+  const Status& status = completion.status;
   Tier& to = ladder_.at(transfer.to);
+  for (const ColdPart part : kColdTails) {
+    TailOutcome& tail = transfer.outcome.tails[TailIndex(part)];
+    if (tail.bytes == 0 || completion.outcome.tails[TailIndex(part)].code == Code::kOk) continue;
+    tail = {};
+    to.metrics->write_errors.Add();
+  }
   if (status.ok()) {
     to.circuit.OnSuccess();
   } else {
@@ -285,6 +364,7 @@ void EngineImpl::CountMove(const Transfer& transfer, const Status& status) {
   if (status.ok()) {
     move.blocks.Add();
     move.bytes.Add(transfer.outcome.image_bytes);
+    for (const TailOutcome& tail : transfer.outcome.tails) move.bytes.Add(tail.bytes);
     if (transfer.outcome.codec != transfer.source_codec) move.requantized.Add();
   } else if (transfer.stage != Transfer::Stage::kSeeking && status.code() != Code::kAborted) {
     move.failed.Add();

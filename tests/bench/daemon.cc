@@ -67,7 +67,7 @@ std::string Config(const DaemonOptions& daemon, const std::string& folder, uint1
   if (daemon.warm_bytes > 0) out << "[tier.warm]\ncapacity = " << daemon.warm_bytes << "\n";
   if (daemon.cold_bytes > 0) {
     out << "[[tier.cold]]\nmedium = \"nvme\"\npath = \"" << folder
-        << "/cold\"\ncapacity = " << daemon.cold_bytes << "\n";
+        << "/cold\"\ntails = \"never\"\ncapacity = " << daemon.cold_bytes << "\n";
   }
   out << "[metrics]\nlisten = \"127.0.0.1:" << port << "\"\n";
   return out.str();

@@ -80,6 +80,13 @@ TEST(Config, CxlGoesAboveNvme) {
   EXPECT_EQ(config->tiers[1].name, "cold");
 }
 
+TEST(Config, TailsAreKeptWhileThereIsRoomUnlessTheFileSaysNever) {
+  const std::string cold = "[[tier.cold]]\npath = \"/x\"\ncapacity = \"1GiB\"\n";
+  EXPECT_TRUE(Parse(cold)->tiers[0].keep_tails);
+  EXPECT_TRUE(Parse(cold + "tails = \"while_room\"\n")->tiers[0].keep_tails);
+  EXPECT_FALSE(Parse(cold + "tails = \"never\"\n")->tiers[0].keep_tails);
+}
+
 TEST(Config, AnySingleTierIsEnough) {
   for (const char* text : {"[tier.hot]\ncapacity = \"64MiB\"", "[tier.warm]\ncapacity = 67108864",
                            "[[tier.cold]]\npath = \"/x\"\ncapacity = \"1GiB\""}) {
@@ -250,11 +257,8 @@ INSTANTIATE_TEST_SUITE_P(
             "segment, capacity, scrub_rate, codec, high_watermark, low_watermark)"},
         BadConfig{"UnknownColdMedium", Cold("medium = \"host\"\n"),
                   "kvtier.toml:4: [tier.cold] medium: unknown medium \"host\" (known here: cxl, nvme)"},
-        BadConfig{"TailsWhileRoom", Cold("tails = \"while_room\"\n"),
-                  "kvtier.toml:4: [tier.cold] tails: \"while_room\" is not supported by this version; use "
-                  "\"never\""},
         BadConfig{"UnknownTails", Cold("tails = \"sometimes\"\n"),
-                  "kvtier.toml:4: [tier.cold] tails: must be \"never\""},
+                  "kvtier.toml:4: [tier.cold] tails: must be \"never\" or \"while_room\""},
         BadConfig{"ColdWithoutPath", "[[tier.cold]]\ncapacity = \"1GiB\"\n",
                   "kvtier.toml:1: [tier.cold] path: is required"},
         BadConfig{"SegmentNotAligned", Cold("segment = 1048577\n"),

@@ -28,7 +28,8 @@ constexpr uint32_t kLongestWorkMs = 350;
 constexpr double kLeastOfOthers = 0.99;
 
 DaemonSettings Settings() {
-  return {.hot_bytes = kHotBytes, .cold_bytes = kColdBytes, .segment = "1MiB", .more = {}};
+  return {
+      .hot_bytes = kHotBytes, .cold_bytes = kColdBytes, .segment = "1MiB", .tails = "while_room", .more = {}};
 }
 
 size_t FilesIn(const std::string& folder) {

@@ -131,6 +131,10 @@ TEST(EngineOptionsTest, WhatCannotWorkIsRefusedByName) {
   TierOptions only_cold = ColdTier("cold", kMiB, 64 * kKiB, CodecId::kKv2p);
   only_cold.medium = hot.medium;
   EXPECT_NE(refused({only_cold}).find("host tier"), std::string::npos);
+  TierOptions memory = only_cold;
+  memory.kind = MediumKind::kCxl;
+  memory.keep_tails = true;
+  EXPECT_NE(refused({hot, memory}).find("tails"), std::string::npos);
 }
 
 }  // namespace

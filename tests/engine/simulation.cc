@@ -26,6 +26,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
     harness.tiers.push_back(ColdTier("cold", scale * (160 + 64 * Random(6)) * kKiB,
                                      scale * (24 + 8 * Random(3)) * kKiB, CodecId::kKv2p));
     harness.tiers.back().scrub_bytes_per_second = Random(3) * kKiB * kKiB;
+    harness.tiers.back().keep_tails = Chance(70);
   }
   harness.limits.lease_share = 0.25 + 0.1 * static_cast<double>(Random(6));
   harness.limits.jobs_in_flight = static_cast<uint32_t>(2 + Random(40));
@@ -65,6 +66,9 @@ void Simulation::InstallFaults() {
     return draw((move != nullptr && !move->order.staged) || std::holds_alternative<VerifyJob>(job.work));
   };
   harness_->fake().cold_fault = [draw](const ColdJob&) { return draw(false); };
+  const auto tail_fault = [this](const Place&) { return Chance(fault_percent_); };
+  harness_->fake().tail_write_fault = tail_fault;
+  harness_->fake().tail_read_fault = tail_fault;
 }
 
 void Simulation::Violate(std::string what) {
@@ -223,6 +227,7 @@ void Simulation::SendAcquire(Client& client) {
   }
   acquire.want_tails = Chance(30);
   if (Chance(10)) acquire.min_precision = Precision::kInt4;
+  if (Chance(20)) acquire.max_block_bytes = 1 + Random(8 * kKiB);
   acquire.ttl = std::chrono::milliseconds(1 + Random(200));
   const uint64_t lease = acquire.lease.value;
   client.leases.push_back(lease);

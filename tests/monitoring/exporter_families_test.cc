@@ -33,6 +33,9 @@ TEST(ExporterFamilies, CountersAreExact) {
   metrics.moves[kMaxTiers][0].blocks.Add(6);
   metrics.codec_encode_ns.Add(1'500'000'000);
   metrics.leases_live.Set(-1);
+  metrics.tier[2].blocks[2].Set(33);
+  metrics.tier[2].tails_reclaimed[1].Add(5);
+  metrics.tier[2].part_bytes[1].Set(4096);
   const std::string text = TextOf(metrics);
   EXPECT_THAT(text, HasSubstr("\nkvtier_put_offered_blocks_total 10\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_put_durable_failed_total 7\n"));
@@ -46,6 +49,9 @@ TEST(ExporterFamilies, CountersAreExact) {
   EXPECT_THAT(text, HasSubstr("\nkvtier_moved_blocks_total{from=\"put\",to=\"hot\"} 6\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_codec_encode_seconds_total 1.5\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_leases -1\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_blocks{tier=\"cold\",precision=\"k4v2\"} 33\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_tails_total{tier=\"cold\",tail=\"v\",event=\"reclaimed\"} 5\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_part_bytes{tier=\"cold\",part=\"k_tail\"} 4096\n"));
   EXPECT_THAT(text, HasSubstr("kvtier_build_info{version=\"9.8.7\"} 1\n"));
 }
 

@@ -68,7 +68,7 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
   if (settings.cold_bytes > 0) {
     std::filesystem::create_directory(cold);
     out << "[[tier.cold]]\nmedium = \"nvme\"\nsegment = \"" << settings.segment << "\"\npath = \"" << cold
-        << "\"\ncapacity = " << settings.cold_bytes << "\n";
+        << "\"\ncapacity = " << settings.cold_bytes << "\ntails = \"" << settings.tails << "\"\n";
   }
   out << "[metrics]\nlisten = \"127.0.0.1:" << port << "\"\n" << settings.more;
 }

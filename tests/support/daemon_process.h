@@ -30,6 +30,7 @@ struct DaemonSettings {
   uint64_t cold_bytes = 0;
   std::string hot_codec = "raw16";
   std::string segment = "8MiB";  ///< of the cold tier
+  std::string tails = "never";   ///< likewise
   std::string more;              ///< sections and keys of kvtier.toml after those of the tiers
 };
 

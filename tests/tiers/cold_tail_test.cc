@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/faulty_block_io.h"
+#include "tests/support/fixture.h"
+#include "tests/support/paths.h"
 #include "tests/tiers/cold_parts.h"
 #include "tiers/arena_store.h"
 
@@ -79,6 +81,26 @@ TEST_F(ColdTailTest, S71_ABlockReadsAsTheBestRungOfItsParts) {
   // V alone completes nothing.
   EXPECT_EQ(Promote(block, parts.base.place, TailPlaces{Place{}, parts.places[kV]}).value(),
             RungBytes(block, CodecId::kKv2p));
+}
+
+TEST_F(ColdTailTest, S71_RealKvComesBackAsTheVeryInt4ImageThatWasPut) {
+  for (const char* name : {"qwen2.5-coder-0.5b", "smollm2-135m"}) {
+    SCOPED_TRACE(name);
+    const Fixture fixture = Fixture::Load(TestDataFolder() + "/" + name).value();
+    for (uint32_t first = 0; first < fixture.tokens(); first += 128) {
+      PartsBlock block = MakePartsBlock(1000 + first);
+      block.identity.shape = fixture.Shape(128, /*nraw=*/first == 0);
+      block.raw = fixture.RawBlock(first, 128);
+      const WrittenParts parts = StoreParts(block);
+      ASSERT_EQ(parts.tails.size(), 2u);
+      EXPECT_EQ(Promote(block, parts.base.place, parts.places).value(), RungBytes(block, CodecId::kKv4p));
+      EXPECT_LT(outcome_.k_error, parts.base.k_error);
+      EXPECT_FLOAT_EQ(outcome_.k_error, parts.tails[kK].k_error);
+      EXPECT_FLOAT_EQ(outcome_.v_error, parts.tails[kV].v_error);
+      ASSERT_TRUE(store_->Erase({&parts.base, 1}, *io_).ok());
+      ASSERT_TRUE(store_->Erase(parts.tails, *io_).ok());
+    }
+  }
 }
 
 TEST_F(ColdTailTest, S71_AnImageOfAnyRungGoesDownInTheTailsThatItHas) {
