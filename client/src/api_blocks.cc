@@ -221,10 +221,11 @@ kvtier_code kvtier_acquire(kvtier_model* model, const kvtier_query* query,
     KVTIER_ASSIGN(const kvtier_acquire_options given, OptionsOf(options));
     KVTIER_TRY(CheckPrecision(given.min_precision));
     KVTIER_ASSIGN(const Query checked, CheckQuery(*handle.model, query));
-    KVTIER_ASSIGN(std::shared_ptr<Lease> lease,
-                  Acquire(*handle.client, handle.model, checked,
-                          {.min_precision = given.min_precision, .ttl_ms = given.ttl_ms},
-                          handle.client->Deadline(given.timeout_ms)));
+    KVTIER_ASSIGN(std::shared_ptr<Lease> lease, Acquire(*handle.client, handle.model, checked,
+                                                        {.min_precision = given.min_precision,
+                                                         .ttl_ms = given.ttl_ms,
+                                                         .max_block_bytes = given.max_block_bytes},
+                                                        handle.client->Deadline(given.timeout_ms)));
     *out = Handles::Get().Add({.client = handle.client, .lease = std::move(lease)});
     return Status::Ok();
   });

@@ -107,6 +107,7 @@ v1::AcquireRequest MakeRequest(const Connection& connection, uint32_t remote_mod
   request.set_want_tails(query.wants_tails() && asked.size() == query.full.size());
   request.set_min_precision(static_cast<v1::Precision>(options.min_precision));
   request.set_ttl_ms(options.ttl_ms);
+  request.set_max_block_bytes(options.max_block_bytes);
   request.set_deadline_ms(DaemonDeadlineMs(deadline));
   return request;
 }

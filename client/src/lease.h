@@ -48,6 +48,7 @@ class Lease {
 struct AcquireOptions {
   kvtier_precision min_precision = KVTIER_PRECISION_ANY;
   uint32_t ttl_ms = 0;
+  uint64_t max_block_bytes = 0;
 };
 
 struct Query;

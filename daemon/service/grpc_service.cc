@@ -96,6 +96,7 @@ GrpcService::Reactor* GrpcService::Acquire(Context* context, const v1::AcquireRe
                      .want_tails = request->want_tails(),
                      .min_precision = min_precision,
                      .ttl = LeaseTtl(request->ttl_ms()),
+                     .max_block_bytes = request->max_block_bytes(),
                      .reply = FinishWith<kvtier::AcquireReply>(
                          reactor, reply, [clock = &deps_.clock](const auto& acquired, v1::AcquireReply& out) {
                            Fill(acquired, clock->Now(), out);

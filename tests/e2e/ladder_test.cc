@@ -49,6 +49,40 @@ TEST_F(Ladder, EveryRungComesBackWithinTheErrorThatItReports) {
   expect_rung(KVTIER_INT2, 0.1, 0.6);
 }
 
+TEST_F(Ladder, S71_AColdBlockWithItsTailsComesBackAsExactInt4AndAsLessWhereLessIsAskedFor) {
+  DaemonSettings settings = kThreeTiers;
+  settings.tails = "while_room";
+  StartDaemon(settings);
+  const size_t blocks = 6, tokens = blocks * kBlockTokens;
+  Kv kv = Kv::Random(7, tokens), int4(tokens);
+  {
+    const Engine engine = Connect();
+    const api::Sequence sequence = engine.Keys(Tokens(7, tokens));
+    for (const auto& result : engine.Put(sequence, kv, KVTIER_DURABLE)) EXPECT_EQ(result.code, KVTIER_OK);
+    Demote("hot", blocks);
+    for (const auto& result : engine.Fetch(sequence, int4)) EXPECT_EQ(result.precision, KVTIER_INT4);
+  }
+  daemon_->Kill();
+  ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
+  const Engine engine = Connect();
+  const api::Sequence sequence = engine.Keys(Tokens(7, tokens));
+  const auto read = [&](uint64_t max_block_bytes, kvtier_precision least, Kv& out) {
+    kvtier_acquire_options options = api::AcquireOptions(kPatienceMs);
+    options.max_block_bytes = max_block_bytes;
+    options.min_precision = least;
+    auto lease = engine.model.Acquire(sequence.Query(), options);
+    EXPECT_TRUE(lease) << api::LastError();
+    std::vector<kvtier_block_result> results(blocks);
+    EXPECT_EQ(lease->Fetch(0, out.View(), results), KVTIER_OK);
+    return results;
+  };
+  Kv out(tokens);
+  for (const auto& result : read(1, KVTIER_PRECISION_ANY, out)) EXPECT_EQ(result.precision, KVTIER_INT2);
+  EXPECT_FALSE(int4.SameOver(out, 0, tokens));
+  for (const auto& result : read(1, KVTIER_INT4, out)) EXPECT_EQ(result.precision, KVTIER_INT4);
+  EXPECT_TRUE(int4.SameOver(out, 0, tokens)) << "the planes are those that were left out";
+}
+
 TEST_F(Ladder, S20_KeysAndColdBlocksSurviveAKillAndTwoRestarts) {
   StartDaemon(kThreeTiers);
   const size_t tokens = 16 * kBlockTokens;

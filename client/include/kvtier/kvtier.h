@@ -171,6 +171,10 @@ typedef struct kvtier_acquire_options {
   kvtier_precision min_precision;
   uint32_t ttl_ms; /* 0: the daemon's default, 10 s */
   uint32_t timeout_ms;
+  /* What must be read from a cold tier comes at the best precision whose image has at most so many bytes;
+   * where none is so small, at min_precision or the lowest there is. 0: the best there is. A time-out of a
+   * few milliseconds does the same. */
+  uint64_t max_block_bytes;
 } kvtier_acquire_options;
 
 typedef struct kvtier_block_info {
