@@ -10,7 +10,8 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
   libssl-dev libtomlplusplus-dev liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc python3 python3-numpy"
 test="clang-format curl fuse3 git libfuse3-dev python3-pytest valgrind"
-full="clang clang-tidy fio g++-aarch64-linux-gnu googletest libclang-rt-14-dev qemu-user-static"
+full="busybox-static clang clang-tidy cpio dmsetup e2fsprogs fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
+  qemu-system-x86 qemu-user-static"
 
 case "${1:-build}" in
   build) wanted="$build" ;;

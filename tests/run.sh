@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds and tests kvtier from a fresh clone on Debian 12, as root where packages are missing.
 #   tests/run.sh          what CI runs: g++ (and nvcc where it is), ASan+UBSan, TSan, lint; under 45 minutes on 2 cores
-#   tests/run.sh --full   and clang++, clang-tidy, NEON under QEMU, more simulation seeds, the benchmark's checks
+#   tests/run.sh --full   and clang++, clang-tidy, NEON under QEMU, DAX memory and power cuts in a virtual machine, more
+#                         simulation seeds, the benchmark's checks
 # Ends with ctest's summary of the main suite. Exits non-zero when anything fails. Everything is built into build/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -67,11 +68,15 @@ main() {
     tests/lint/tidy.sh build/clang "$jobs"
     stage "aarch64: kernels and codecs under QEMU"
     tests/neon.sh --gtest_brief=1
+    stage "virtual machine: CXL tier on DAX memory and a far node"
+    KVTIER_BUILD=build tests/qemu/dax.sh
+    stage "virtual machine: power cuts"
+    KVTIER_BUILD=build tests/qemu/power_loss.sh
     stage "benchmark checks"
     build/bin/kvtier-bench ladder
   else
     echo
-    echo "skipped without --full: clang++ build, clang-tidy, NEON under QEMU, long simulations, benchmark checks"
+    echo "skipped without --full: clang++ build, clang-tidy, NEON under QEMU, virtual machines, long simulations, benchmark checks"
   fi
 
   stage "g++ RelWithDebInfo: test, and lint"

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <filesystem>
 #include <mutex>
 #include <thread>
@@ -21,10 +22,10 @@ using Clock = std::chrono::steady_clock;
 // Small, so that segments are recycled all the time. What lives is removed before the tier has to evict it: a
 // block that is not there was lost.
 constexpr uint64_t kHotBytes = uint64_t{16} << 20, kColdBytes = uint64_t{16} << 20;
-constexpr uint32_t kMaxLiveBlocks = 240;
 constexpr uint32_t kColdTier = 1;
 constexpr size_t kMaxPutsUnderWay = 3;
-constexpr uint32_t kLongestWorkMs = 350;
+/// A kill that waits for acknowledgements comes after this many times the longest work in any case.
+constexpr uint32_t kAckPatience = 15;
 constexpr double kLeastOfOthers = 0.99;
 
 DaemonSettings Settings() {
@@ -91,11 +92,13 @@ std::string Tally::ToString() const {
 }
 
 Campaign::Campaign(Options options)
-    : options_(options),
-      rng_(options.seed),
-      ledger_(journal_.File("journal")),
-      payloads_(options.seed),
-      daemon_(Settings()) {}
+    : options_(std::move(options)),
+      rng_(options_.seed),
+      ledger_(options_.journal.empty() ? journal_.File("journal") : options_.journal),
+      payloads_(options_.seed),
+      daemon_(Settings()) {
+  ::sync();  // what after_kill may undo starts with a configuration on the disk
+}
 
 Campaign::~Campaign() = default;
 
@@ -142,6 +145,13 @@ void Campaign::Kill() {
   ++tally_.kills;
   puts_.clear();
   killed_ = false;
+  RunAfterKill();
+}
+
+void Campaign::RunAfterKill() {
+  if (options_.after_kill.empty() || std::system(options_.after_kill.c_str()) == 0) return;
+  ++tally_.unsound;
+  Say(0, "failed: " + options_.after_kill);
 }
 
 void Campaign::Work() {
@@ -156,14 +166,15 @@ void Campaign::Work() {
   kill_after_acks_ = Random(100) < 35 ? static_cast<uint32_t>(1 + Random(8)) : 0;
   // By time in any case, so that a life ends.
   const auto after =
-      std::chrono::microseconds(kill_after_acks_ > 0 ? 5'000'000 : Random(kLongestWorkMs * 1000));
+      std::chrono::microseconds(kill_after_acks_ > 0 ? uint64_t{kAckPatience} * options_.work_ms * 1000
+                                                     : Random(uint64_t{options_.work_ms} * 1000));
   Killer killer(daemon_.pid(), after);
   const auto end = Clock::now() + after;
   while (!killed_ && Clock::now() < end) Step(engine);
 }
 
 void Campaign::Step(const e2e::Engine& engine) {
-  if (ledger_.live_blocks() > kMaxLiveBlocks) return Remove(engine);
+  if (ledger_.live_blocks() > options_.live_blocks) return Remove(engine);
   const uint64_t kind = Random(100);
   if (kind < 50) return puts_.size() < kMaxPutsUnderWay ? StartPut(engine) : EndPut(engine);
   if (kind < 62) return EndPut(engine);
@@ -395,6 +406,7 @@ void Campaign::Finish() {
       for (const auto& [number, owner] : std::map(ledger_.owners())) ledger_.SetAll(number, Fate::kRemoved);
     }
     daemon_.Kill();
+    RunAfterKill();
     if (!e2e::KvtierResources(::getpid()).empty()) {
       ++tally_.unsound;
       Say(0, "the client still holds memory of the daemon");

@@ -14,6 +14,10 @@ namespace kvtier::crash {
 struct Options {
   uint32_t kills = 1000;
   uint32_t seed = 1;
+  uint32_t work_ms = 350;       ///< the longest time from a checked restart to the kill
+  uint32_t live_blocks = 240;   ///< at most; all of them are checked after every kill
+  std::string after_kill = {};  ///< a shell command after every kill, while no daemon runs
+  std::string journal = {};     ///< path; empty: in the temporary folder
 };
 
 struct Tally {
@@ -69,13 +73,14 @@ class Campaign {
   const Owner* RandomOwner();
   api::Sequence SequenceOf(const e2e::Engine& engine, uint32_t owner) const;
   void Kill();
+  void RunAfterKill();
   void Say(uint32_t owner, const std::string& what);
   uint64_t Random(uint64_t below) { return rng_() % below; }
 
   const Options options_;
   std::mt19937_64 rng_;
   Tally tally_;
-  TemporaryFolder journal_;
+  TemporaryFolder journal_;  ///< where none is named
   Ledger ledger_;
   Payloads payloads_;
   DaemonProcess daemon_;

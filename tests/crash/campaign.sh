@@ -3,6 +3,10 @@
 # removes; after every restart everything that was acknowledged is checked. Exits non-zero when anything was lost, wrong
 # or back, or the disk held more than its cap.
 #   tests/crash/campaign.sh [--kills N] [--seed S]      1000 kills without an argument; about 20 minutes
+#     --work-ms MS         the longest time between a checked restart and the kill
+#     --live-blocks N      what there is at once at most
+#     --after-kill COMMAND of the shell, after every kill: tests/qemu/power_loss.sh loses there what was not synced
+#     --journal FILE       where what was acknowledged is written down; must outlive what COMMAND does
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

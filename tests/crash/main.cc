@@ -1,7 +1,8 @@
-// kvtier_crash_campaign [--kills N] [--seed S]: see campaign.sh. Exit codes: 0 all held, 1 something did not,
-// 2 usage.
+// kvtier_crash_campaign: see campaign.sh for the arguments. Exit codes: 0 all held, 1 something did not, 2
+// usage.
 #include <charconv>
 #include <cstdio>
+#include <string>
 #include <string_view>
 
 #include "tests/crash/campaign.h"
@@ -16,14 +17,26 @@ bool Take(int argc, char** argv, int& at, std::string_view name, uint32_t& out) 
   return error == std::errc() && end == text.data() + text.size();
 }
 
+bool Take(int argc, char** argv, int& at, std::string_view name, std::string& out) {
+  if (argv[at] != name || at + 1 >= argc) return false;
+  out = argv[++at];
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   kvtier::crash::Options options;
   for (int at = 1; at < argc; ++at) {
-    if (Take(argc, argv, at, "--kills", options.kills) || Take(argc, argv, at, "--seed", options.seed))
+    if (Take(argc, argv, at, "--kills", options.kills) || Take(argc, argv, at, "--seed", options.seed) ||
+        Take(argc, argv, at, "--work-ms", options.work_ms) ||
+        Take(argc, argv, at, "--live-blocks", options.live_blocks) ||
+        Take(argc, argv, at, "--after-kill", options.after_kill) ||
+        Take(argc, argv, at, "--journal", options.journal))
       continue;
-    std::fprintf(stderr, "usage: kvtier_crash_campaign [--kills N] [--seed S]\n");
+    std::fprintf(stderr,
+                 "usage: kvtier_crash_campaign [--kills N] [--seed S] [--work-ms MS] [--live-blocks N]\n"
+                 "                             [--after-kill COMMAND] [--journal FILE]\n");
     return 2;
   }
   const kvtier::crash::Tally tally = kvtier::crash::Campaign(options).Run();

@@ -1,5 +1,5 @@
 // A CXL tier under the real daemon, on a file. libpmem2 is told that its stores are flushed by cache line, so
-// that it is persistent wherever the temporary folder is.
+// that it is persistent wherever the temporary folder is; but for a machine that has DAX (tests/qemu/dax.sh).
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -15,7 +15,10 @@ using testing::HasSubstr;
 
 class Cxl : public E2eTest {
  protected:
-  static void SetUpTestSuite() { ::setenv("PMEM2_FORCE_GRANULARITY", "CACHE_LINE", 1); }
+  static bool OnDaxMachine() { return std::getenv("KVTIER_TEST_DAX") != nullptr; }
+  static void SetUpTestSuite() {
+    if (!OnDaxMachine()) ::setenv("PMEM2_FORCE_GRANULARITY", "CACHE_LINE", 1);
+  }
   static void TearDownTestSuite() { ::unsetenv("PMEM2_FORCE_GRANULARITY"); }
 
   std::string CxlSection(uint64_t capacity_bytes) const {
@@ -69,6 +72,27 @@ TEST_F(Cxl, S38_WithoutTheMemoryTheDaemonRunsOnWhatElseThereIs) {
   const Engine engine = Connect();
   Kv kv = Kv::Random(1, kBlockTokens);
   EXPECT_EQ(engine.Put(engine.Keys(Tokens(1, kBlockTokens)), kv)[0].code, KVTIER_OK);
+}
+
+TEST_F(Cxl, MemoryOfANodeWithoutProcessorsIsATier) {
+  if (!OnDaxMachine()) GTEST_SKIP() << "no machine with such a node; see tests/qemu/dax.sh";
+  constexpr uint32_t kFarNode = 1;
+  StartDaemon({.hot_bytes = uint64_t{16} << 20,
+               .more = "[[tier.cold]]\nmedium = \"cxl\"\nsource = \"numa\"\nsegment = \"1MiB\"\n"
+                       "capacity = \"32MiB\"\n"});
+  EXPECT_EQ(*daemon_->Metric("kvtier_tier_numa_node{tier=\"cxl\"}"), double{kFarNode});
+  EXPECT_EQ(*daemon_->Metric("kvtier_tier_persistent{tier=\"cxl\"}"), 0.0);
+  const Engine engine = Connect();
+  constexpr uint32_t kBlocks = 160;  // more than hot holds
+  Kv kv = Kv::Random(1, kBlocks * kBlockTokens), out(kBlocks * kBlockTokens);
+  const api::Sequence sequence = engine.Keys(Tokens(1, kBlocks * kBlockTokens));
+  for (const auto& result : engine.Put(sequence, kv)) EXPECT_EQ(result.code, KVTIER_OK);
+  EXPECT_EQ(engine.Hits(sequence), kBlocks);
+  EXPECT_GT(*daemon_->Metric("kvtier_moved_blocks_total{from=\"hot\",to=\"cxl\"}"), 0.0);
+  const auto results = engine.Fetch(sequence, out);
+  EXPECT_GT(results.size(), 0u);
+  for (const auto& result : results) EXPECT_EQ(result.code, KVTIER_OK);
+  EXPECT_LT(out.ErrorOver(kv, 0, results.size() * kBlockTokens), 0.5);
 }
 
 TEST_F(Cxl, S53_ASecondDaemonOnTheSameFileIsRefusedAndTheFirstGoesOn) {
