@@ -39,4 +39,25 @@ KVTIER_HD constexpr uint64_t PlaneRow(const BlockShape& s, uint32_t head, uint32
   return uint64_t{head} * PaddedTokens(s) + token;
 }
 
+/// The sections of one head alone, for a shape that has only it.
+template <typename Byte>
+KVTIER_HD constexpr PlaneSections<Byte> HeadSections(const BlockShape& s, const PlaneSections<Byte>& layer,
+                                                     uint32_t head) {
+  const auto skip = [](Byte* section, uint64_t bytes) {
+    return section == nullptr ? nullptr : section + bytes;
+  };
+  const uint64_t row = PlaneRow(s, head, 0), raw_row = uint64_t{head} * s.nraw;
+  return {.k_scale = skip(layer.k_scale, uint64_t{2} * head * s.k_dim),
+          .k_min = skip(layer.k_min, uint64_t{2} * head * s.k_dim),
+          .v_scale = skip(layer.v_scale, row * VGroups(s)),
+          .k_raw = skip(layer.k_raw, 2 * raw_row * s.k_dim),
+          .v_raw = skip(layer.v_raw, 2 * raw_row * s.v_dim),
+          .k_high = skip(layer.k_high, row * (s.k_dim / 4)),
+          .v_high = skip(layer.v_high, row * (s.v_dim / 4)),
+          .boost_ids = skip(layer.boost_ids, uint64_t{head} * s.nb),
+          .boost_low = skip(layer.boost_low, row * (s.nb / 4)),
+          .k_low = skip(layer.k_low, row * (s.k_dim / 4)),
+          .v_low = skip(layer.v_low, row * (s.v_dim / 4))};
+}
+
 }  // namespace kvtier

@@ -136,6 +136,7 @@ struct Case {
   VForm form = VForm::kPlain;
   Stores stores = Stores::kCached;
   Rows rows = Rows::kContiguous;
+  Fp8Scales scales = {};
 };
 constexpr std::array kCases = {
     Case{},
@@ -149,6 +150,12 @@ constexpr std::array kCases = {
     Case{.dtype = DType::kFp32, .form = VForm::kRotated, .stores = Stores::kStreaming},
     Case{.form = VForm::kRotated, .rows = Rows::kSpacedChannels},
     Case{.dtype = DType::kFp32, .rows = Rows::kSpacedChannels},
+    Case{.dtype = DType::kE4m3, .scales = {.k = 0.37f, .v = 1}},
+    Case{.dtype = DType::kE4m3, .form = VForm::kRotated, .rows = Rows::kPaged, .scales = {.k = 16, .v = 3}},
+    Case{.dtype = DType::kE4m3, .rows = Rows::kSpacedChannels},
+    Case{.dtype = DType::kE4m3, .scales = {.k = 0, .v = 1}},
+    Case{.dtype = DType::kE5m2, .stores = Stores::kStreaming, .scales = {.k = 1, .v = 1e-20f}},
+    Case{.dtype = DType::kE5m2, .form = VForm::kRotated, .rows = Rows::kPaged},
 };
 
 class SimdDecodeTest : public testing::TestWithParam<SimdLevel> {
@@ -159,10 +166,12 @@ class SimdDecodeTest : public testing::TestWithParam<SimdLevel> {
   static void ExpectPortableBytes(const BlockShape& shape, const Layer& layer) {
     for (const Rung rung : {Rung::kInt4, Rung::kK4V2, Rung::kInt2}) {
       for (const Case& c : kCases) {
-        const Destination expected(shape, c.dtype, c.form, c.stores, c.rows);
+        Destination expected(shape, c.dtype, c.form, c.stores, c.rows);
+        expected.view.scales = c.scales;
         const DequantizeArgs portable = {.shape = shape, .in = layer.Of(rung), .out = expected.view};
         LaunchSerial(DequantizeLaunch(shape), [&](const SerialTeam& team) { Dequantize(team, portable); });
-        const Destination actual(shape, c.dtype, c.form, c.stores, c.rows);
+        Destination actual(shape, c.dtype, c.form, c.stores, c.rows);
+        actual.view.scales = c.scales;
         DequantizeSimd({.shape = shape, .in = layer.Of(rung), .out = actual.view});
         ASSERT_TRUE(std::ranges::equal(expected.memory.span(), actual.memory.span()))
             << Describe(shape) << ", rung " << int(rung) << ", case " << &c - kCases.data();
