@@ -15,8 +15,8 @@ uint32_t ContinueCrc32c(uint32_t crc, std::span<const std::byte> bytes);
 /// even while somebody else changes `from`. Leaves `to` in cache: for parts that are looked at again soon.
 uint32_t CopyAndCrc32c(std::span<const std::byte> from, std::span<std::byte> to);
 
-/// The same past the cache, about twice as fast above the cache's size: for raw blocks, of which nobody knows
-/// when they are read. Any alignment of `to`, but only 16 bytes and more give the speed.
+/// The same past the cache, faster above the cache's size: for blocks, of which nobody knows when they are
+/// read. Any alignment of `to`.
 uint32_t StreamAndCrc32c(std::span<const std::byte> from, std::span<std::byte> to);
 
 }  // namespace kvtier

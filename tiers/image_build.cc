@@ -192,8 +192,7 @@ BuiltImage StoreRawBlock(Draft& draft, std::span<const std::byte> raw) {
 Status CopyPart(const ImageView& source, Draft& draft, size_t layer, int region) {
   const std::span<const std::byte> from = source.Parts(static_cast<uint16_t>(layer)).part[region];
   const std::span<std::byte> to = draft.Parts(layer).part[region];
-  const bool is_raw = IsRawCodec(draft.codec.id) || source.table[layer].planes == kPlaneRaw;
-  const uint32_t crc = is_raw ? StreamAndCrc32c(from, to) : CopyAndCrc32c(from, to);
+  const uint32_t crc = StreamAndCrc32c(from, to);
   draft.table[layer].crc[region] = crc;
   if (crc == source.table[layer].crc[region]) return Status::Ok();
   return Status(Code::kDataLoss,

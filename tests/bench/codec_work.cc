@@ -195,14 +195,17 @@ void CodecWork::DecodeAndVerify(uint32_t layer, Stores stores) {
 }
 
 void CodecWork::Cut(uint32_t layer, const Codec& to) {
+  constexpr int kKTail = static_cast<int>(Region::kKTail);
   const ConstLayerParts from = Encoded(layer);
   const LayerParts target = PartsAt(target_bytes_, to, layer);
   for (int region = 0; region < kRegions; ++region) {
     if (target.part[region].empty()) continue;
     if (from.part[region].empty()) {
+      KVTIER_CHECK(Crc32c(from.part[kKTail]) == crcs_[kKTail]);
       GatherBoost(shape_, from, target.part[region]);
+      (void)Crc32c(target.part[region]);
     } else {
-      std::memcpy(target.part[region].data(), from.part[region].data(), target.part[region].size());
+      KVTIER_CHECK(StreamAndCrc32c(from.part[region], target.part[region]) == crcs_[region]);
     }
   }
 }

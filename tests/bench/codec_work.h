@@ -50,7 +50,8 @@ class CodecWork {
   void Decode(uint32_t layer, Destination destination, Stores stores);
   /// Decode, then the checksum of every part, as the client does.
   void DecodeAndVerify(uint32_t layer, Stores stores);
-  /// The encoding in a lower rung of the same family: parts copied, the boost gathered where it is new.
+  /// The encoding in a lower rung of the same family, as the tiers do it: parts copied past the cache and
+  /// checked, the boost gathered where it is new.
   void Cut(uint32_t layer, const Codec& to);
   /// Yardsticks: copies of as many bytes as Decode writes, the layers of one share in one call.
   void MemCopy(LayerRun run, Destination destination);
