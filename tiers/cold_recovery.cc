@@ -173,7 +173,8 @@ class Recovery {
     by_key.reserve(entries_.size() + scanned_.size());
     for (size_t i = 0; i < entries_.size(); ++i) by_key.emplace(EncodeIndexKey(entries_[i]), i);
     // Bases first: they decide which tails count.
-    std::ranges::stable_partition(scanned_, [](const ColdRecord& record) { return IsBase(record); });
+    std::stable_partition(scanned_.begin(), scanned_.end(),
+                          [](const ColdRecord& record) { return IsBase(record); });
     std::vector<ColdRecord> superseded, added;
     for (ColdRecord& record : scanned_) {
       const auto [at, is_new] = by_key.emplace(EncodeIndexKey(record), entries_.size());

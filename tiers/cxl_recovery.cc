@@ -152,8 +152,8 @@ std::vector<ColdRecord> CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& ou
 /// that have no base.
 Status CxlStore::MergeCopies(std::vector<ColdRecord> found, ColdRecovery& out) {
   // Bases first: they decide which tails count.
-  std::ranges::stable_partition(
-      found, [](const ColdRecord& record) { return record.place.part == ColdPart::kBase; });
+  std::stable_partition(found.begin(), found.end(),
+                        [](const ColdRecord& record) { return record.place.part == ColdPart::kBase; });
   std::unordered_map<std::string, size_t> by_key;
   by_key.reserve(found.size());
   std::vector<ColdRecord> kept, superseded;
