@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs the Debian 12 packages that kvtier needs and that are missing; the one list of them.
 #   deploy/install-deps.sh         to build and run
-#   deploy/install-deps.sh test    and for tests/run.sh
+#   deploy/install-deps.sh engine  and for the llama.cpp engine (deploy/fetch-llamacpp.sh)
+#   deploy/install-deps.sh test    to build and run, and for tests/run.sh
 #   deploy/install-deps.sh full    and for tests/run.sh --full
 set -eu
 
@@ -9,15 +10,17 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
   libgtest-dev libhwy-dev libisal-dev libnuma-dev libpmem2-dev libprotobuf-dev librocksdb-dev libspdlog-dev
   libssl-dev libtomlplusplus-dev liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc python3 python3-numpy"
+engine="curl libcpp-httplib-dev nlohmann-json3-dev python3-pip"
 test="clang-format curl fuse3 git libfuse3-dev python3-pytest valgrind"
 full="busybox-static clang clang-tidy cpio dmsetup e2fsprogs fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
   qemu-system-x86 qemu-user-static"
 
 case "${1:-build}" in
   build) wanted="$build" ;;
+  engine) wanted="$build $engine" ;;
   test) wanted="$build $test" ;;
-  full) wanted="$build $test $full" ;;
-  *) echo "usage: $0 [build|test|full]" >&2; exit 2 ;;
+  full) wanted="$build $engine $test $full" ;;
+  *) echo "usage: $0 [build|engine|test|full]" >&2; exit 2 ;;
 esac
 
 missing=""
