@@ -3,6 +3,8 @@ option(KVTIER_GRPC "Build what needs gRPC: daemon, client, tools (off for TSan, 
 set(KVTIER_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address,undefined' or 'thread'")
 set(KVTIER_CUDA "AUTO" CACHE STRING "Compile the CUDA kernels: AUTO (when nvcc is found), ON or OFF")
 
+set(KVTIER_LLAMACPP "" CACHE PATH "Folder of llama.cpp's include and lib (deploy/fetch-llamacpp.sh): builds the engine on it")
+
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdlib>
+#include <string>
+
+namespace kvtier::llamacpp {
+
+/// SmolLM2-135M-Instruct, where deploy/fetch-llamacpp.sh has put it. A test that has been built without it
+/// fails.
+inline std::string SmolLm2() {
+  const char* const cache = std::getenv("KVTIER_CACHE");
+  const char* const home = std::getenv("HOME");
+  const std::string folder =
+      cache != nullptr ? cache : std::string(home != nullptr ? home : "") + "/.cache/kvtier";
+  return folder + "/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+}
+
+}  // namespace kvtier::llamacpp
