@@ -1,8 +1,9 @@
 #!/bin/bash
 # Builds and tests kvtier from a fresh clone on Debian 12, as root where packages are missing.
 #   tests/run.sh          what CI runs: g++ (and nvcc where it is), ASan+UBSan, TSan, lint; under 45 minutes on 2 cores
-#   tests/run.sh --full   and clang++, clang-tidy, NEON under QEMU, DAX memory and power cuts in a virtual machine, more
-#                         simulation seeds, the benchmark's checks
+#   tests/run.sh --full   and clang++, clang-tidy, fuzzing, NEON under QEMU, DAX memory and power cuts in a virtual
+#                         machine, more simulation seeds, the benchmark's checks, and llama.cpp as an engine on kvtier (fetched from
+#                         PyPI and built once, outside the tree)
 # Ends with ctest's summary of the main suite. Exits non-zero when anything fails. Everything is built into build/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,8 +46,15 @@ main() {
   stage "packages"
   deploy/install-deps.sh "$([ "$full" = yes ] && echo full || echo test)"
 
+  local engine=()
+  if [ "$full" = yes ]; then
+    stage "llama.cpp and a model: fetch and build"
+    deploy/fetch-llamacpp.sh llama smollm2
+    engine=(-DKVTIER_LLAMACPP="$(deploy/fetch-llamacpp.sh folder)")
+  fi
+
   stage "g++ RelWithDebInfo: build"
-  build build "all header_check"
+  build build "all header_check" "${engine[@]}"
 
   if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
     echo "skipped: compiling the kernels for GPUs, no nvcc in PATH or /usr/local/cuda/bin"
@@ -66,6 +74,8 @@ main() {
     run_ctest build/clang -LE lint
     stage "clang-tidy"
     tests/lint/tidy.sh build/clang "$jobs"
+    stage "libFuzzer: image and parts"
+    KVTIER_JOBS="$jobs" tests/fuzz/fuzz.sh "${KVTIER_FUZZ_SECONDS:-60}"
     stage "aarch64: kernels and codecs under QEMU"
     tests/neon.sh --gtest_brief=1
     stage "virtual machine: CXL tier on DAX memory and a far node"
@@ -74,9 +84,12 @@ main() {
     KVTIER_BUILD=build tests/qemu/power_loss.sh
     stage "benchmark checks"
     build/bin/kvtier-bench ladder
+    stage "llama.cpp on kvtier: conversations"
+    deploy/llama-demo.sh --no-build
   else
     echo
-    echo "skipped without --full: clang++ build, clang-tidy, NEON under QEMU, virtual machines, long simulations, benchmark checks"
+    echo "skipped without --full: clang++ build, clang-tidy, fuzzing, NEON under QEMU, virtual machines, long simulations," \
+      "benchmark checks, llama.cpp"
   fi
 
   stage "g++ RelWithDebInfo: test, and lint"
