@@ -95,6 +95,7 @@ capacity = "1GiB"
 medium = "nvme"
 path = "$state/cold"
 capacity = "2GiB"
+tails = "never"
 [metrics]
 listen = "off"
 TOML
