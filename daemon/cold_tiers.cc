@@ -46,6 +46,11 @@ Result<ColdTier> OpenNvme(const TierConfig& tier, TierId id, Metrics& metrics) {
   ColdTier opened;
   KVTIER_ASSIGN(opened.store, ColdStore::Make(std::move(options)));
   metrics.o_direct_active.Set(opened.store->direct_io() ? 1 : 0);
+  metrics.fallocate_active.Set(opened.store->preallocates() ? 1 : 0);
+  if (!opened.store->preallocates()) {
+    spdlog::warn("tier {}: no fallocate in {}: a full disk shows when blocks are written", tier.name,
+                 tier.path);
+  }
   opened.description =
       "nvme " + tier.path + (opened.store->direct_io() ? ", O_DIRECT" : ", no O_DIRECT: buffered I/O");
   return opened;

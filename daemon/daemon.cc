@@ -65,6 +65,15 @@ Status CheckMemory(const std::vector<TierConfig>& tiers) {
                                             FormatBytes(limit >> 20 << 20) + " of memory");
 }
 
+/// The threads of one cold tier. A device that hangs takes them and no others.
+struct Device {
+  explicit Device(size_t jobs) : moves(jobs), commits(jobs) {}
+  BoundedQueue<Job> moves;
+  BoundedQueue<ColdJob> commits;
+  std::unique_ptr<TransferWorkers> workers;
+  std::unique_ptr<Committer> committer;
+};
+
 class DaemonImpl final : public Daemon {
  public:
   DaemonImpl(const Config& config, std::string version)
@@ -73,8 +82,7 @@ class DaemonImpl final : public Daemon {
         tiers_(RunningTiers(config)),
         commands_(config.limits.command_queue),
         jobs_(config.limits.jobs_in_flight),
-        cold_jobs_(config.limits.jobs_in_flight),
-        completions_(2 * size_t{config.limits.jobs_in_flight}) {}
+        completions_((1 + 2 * config.tiers.size()) * config.limits.jobs_in_flight) {}
   ~DaemonImpl() override { Stop(); }
 
   Status Start() {
@@ -111,7 +119,10 @@ class DaemonImpl final : public Daemon {
     grpc_.reset();
     if (engine_thread_) engine_thread_->Stop();
     if (workers_) workers_->Stop();
-    if (committer_) committer_->Stop();
+    for (const auto& device : devices_) {
+      if (device && device->workers) device->workers->Stop();
+      if (device && device->committer) device->committer->Stop();
+    }
     exporter_.reset();
   }
 
@@ -253,13 +264,19 @@ class DaemonImpl final : public Daemon {
     EngineOptions options = MakeEngineOptions();
     std::vector<ColdRecovery> recovery;
     for (ColdTier& tier : cold_tiers_) recovery.push_back(std::move(tier.recovery));
+    std::array<Engine::DeviceQueues, kMaxTiers> queues;
+    for (size_t i = 0; i < cold_tiers_.size(); ++i) {
+      if (!cold_tiers_[i].store) continue;
+      devices_[i] = std::make_unique<Device>(config_.limits.jobs_in_flight);
+      queues[i] = {.moves = &devices_[i]->moves, .commits = &devices_[i]->commits};
+    }
     KVTIER_ASSIGN(const auto seed, RandomId());
     std::memcpy(&options.hash_seed, seed.data(), sizeof(options.hash_seed));
     KVTIER_ASSIGN(engine_, Engine::Make(std::move(options),
                                         {.commands = commands_,
                                          .completions = completions_,
                                          .jobs = jobs_,
-                                         .cold_jobs = cold_jobs_,
+                                         .devices = queues,
                                          .events = *sessions_,
                                          .metrics = metrics_},
                                         std::move(recovery)));
@@ -274,16 +291,21 @@ class DaemonImpl final : public Daemon {
                                                    .io = config_.server.io,
                                                    .on_completion = wake_engine},
                                                   jobs_, completions_, arenas_, metrics_));
-    std::vector<CommitterStore> stores;
     for (size_t i = 0; i < cold_tiers_.size(); ++i) {
-      if (ColdStore* store = cold_tiers_[i].store.get())
-        stores.push_back({.tier = TierId{static_cast<uint8_t>(i)}, .store = store});
-    }
-    if (!stores.empty()) {
-      committer_ =
+      if (!devices_[i]) continue;
+      Device& device = *devices_[i];
+      KVTIER_ASSIGN(device.workers, TransferWorkers::Make({.count = workers,
+                                                           .layer_helpers = LayerHelperCount(workers),
+                                                           .io = config_.server.io,
+                                                           .on_completion = wake_engine},
+                                                          device.moves, completions_, arenas_, metrics_));
+      const CommitterStore store{.tier = TierId{static_cast<uint8_t>(i)},
+                                 .store = cold_tiers_[i].store.get()};
+      device.committer =
           std::make_unique<Committer>(CommitterOptions{.io = config_.server.io, .on_completion = wake_engine},
-                                      std::move(stores), cold_jobs_, completions_, metrics_);
-      KVTIER_TRY(committer_->Start());
+                                      std::vector{store}, device.commits, completions_, metrics_);
+      KVTIER_TRY(device.workers->Start());
+      KVTIER_TRY(device.committer->Start());
     }
     engine_thread_ = std::make_unique<EngineThread>(*engine_, commands_, clock_, metrics_);
     KVTIER_TRY(workers_->Start());
@@ -341,7 +363,11 @@ class DaemonImpl final : public Daemon {
     };
     look("engine thread", engine_thread_->LastStep());
     look("a transfer worker", workers_->OldestProgress());
-    if (committer_) look("committer", committer_->LastProgress());
+    for (const auto& device : devices_) {
+      if (!device) continue;
+      look("a worker of a cold tier", device->workers->OldestProgress());
+      look("committer", device->committer->LastProgress());
+    }
     look("session thread", sessions_->last_beat());
     return problem;
   }
@@ -357,7 +383,6 @@ class DaemonImpl final : public Daemon {
   Metrics metrics_;
   BoundedQueue<Command> commands_;
   BoundedQueue<Job> jobs_;
-  BoundedQueue<ColdJob> cold_jobs_;
   BoundedQueue<Completion> completions_;
   SessionRegistry registry_;
   ArenaStore arenas_;
@@ -366,7 +391,7 @@ class DaemonImpl final : public Daemon {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<EngineThread> engine_thread_;
   std::unique_ptr<TransferWorkers> workers_;
-  std::unique_ptr<Committer> committer_;
+  std::array<std::unique_ptr<Device>, kMaxTiers> devices_;  ///< by tier; null for host tiers
   std::unique_ptr<GrpcServer> grpc_;
   std::atomic<bool> ready_{false};
   std::string last_problem_;

@@ -122,6 +122,8 @@ constexpr GaugeRow kGauges[] = {
      "Whether file I/O goes through io_uring (1) or plain calls (0)."},
     {&Metrics::o_direct_active, "kvtier_o_direct_active",
      "Whether cold segments are read and written with O_DIRECT."},
+    {&Metrics::fallocate_active, "kvtier_fallocate_active",
+     "Whether the space of cold segments is reserved when they are made."},
     {&Metrics::unhealthy_threads, "kvtier_unhealthy_threads", "Threads that make no progress."},
 };
 
@@ -143,6 +145,8 @@ constexpr TierGaugeRow kTierGauges[] = {
      "How long the last full pass of the background check took; 0 before the first."},
     {&TierMetrics::reserve_bytes, "kvtier_tier_reserve_bytes",
      "Bytes of a cold tier's capacity that blocks cannot count on: index, open and fresh segments."},
+    {&TierMetrics::read_circuit_open, "kvtier_tier_read_circuit_open",
+     "Whether reads of the tier are misses after device errors (1) or tried (0)."},
 };
 
 void AddScalars(const Metrics& metrics, Families& out) {

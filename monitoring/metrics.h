@@ -65,6 +65,7 @@ struct TierMetrics {
   Gauge circuit_open;                ///< 1 while the tier sheds writes after device errors
   Gauge persistent;                  ///< 1: what it holds survives a power cut
   Gauge numa_node;                   ///< where its memory is; -1: none, or the system does not say
+  Gauge read_circuit_open;           ///< 1 while it sheds reads
   LatencyHistogram acquire_latency;  ///< acquires whose slowest block came from this tier
 };
 
@@ -91,7 +92,7 @@ struct Metrics {
   Counter prefetch_requested, prefetch_moved, prefetch_cancelled;
   Counter commands_rejected_full, commands_late, sessions_opened, sessions_refused, unauthenticated_calls;
   Gauge command_queue_depth, job_queue_depth;
-  Gauge uring_active, o_direct_active;
+  Gauge uring_active, o_direct_active, fallocate_active;
   Counter worker_restarts;
   Gauge unhealthy_threads;
   Counter job_latency_ns, codec_encode_bytes, codec_encode_ns;

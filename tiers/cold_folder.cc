@@ -150,6 +150,14 @@ Status MakeSubfolder(const std::string& path) {
   return StatusFromErrno(errno, "make " + path);
 }
 
+bool ProbePreallocation(const std::string& folder) {
+  const std::string path = folder + "/" + std::string(kProbeName);
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  const bool works = fd.valid() && ::fallocate(fd.get(), 0, 0, kColdBlockBytes) == 0;
+  ::unlink(path.c_str());
+  return works;
+}
+
 Result<ColdFolder> OpenChecked(const ColdStoreOptions& options, BlockIo& io) {
   ColdFolder folder;
   folder.path = options.path;
@@ -157,6 +165,7 @@ Result<ColdFolder> OpenChecked(const ColdStoreOptions& options, BlockIo& io) {
   KVTIER_TRY(CheckNoForeignFiles(folder.path));  // before the lock file is made in it
   KVTIER_ASSIGN(folder.lock, TakeLock(folder.path));
   KVTIER_ASSIGN(folder.direct_io, ProbeDirectIo(folder.path, options.allow_direct_io, io));
+  folder.preallocates = ProbePreallocation(folder.path);
   const std::string format_path = folder.path + "/" + std::string(kFormatName);
   const Result<std::string> format = ReadWholeFile(format_path, kMaxFormatFileBytes);
   if (format.ok()) {

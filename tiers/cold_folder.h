@@ -16,6 +16,7 @@ struct ColdFolder {
   UniqueFd lock;  ///< held for as long as the store lives; the kernel drops it with the process
   StoreUuid uuid{};
   bool direct_io = false;
+  bool preallocates = false;  ///< fallocate works
 
   std::string index() const { return path + "/index"; }
   std::string models() const { return path + "/models"; }

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,6 +28,14 @@ std::string NumberText(uint32_t number) {
   char text[16];
   std::snprintf(text, sizeof(text), "%08u", number);
   return text;
+}
+
+/// A disk smaller than the tier's capacity would else be filled with segments until the index cannot grow.
+Status CheckSpace(const std::string& folder, uint64_t bytes) {
+  struct statvfs space {};
+  if (::statvfs(folder.c_str(), &space) != 0) return StatusFromErrno(errno, "look at " + folder);
+  if (space.f_bavail * space.f_frsize >= bytes) return Status::Ok();
+  return Status(Code::kResourceExhausted, "no space for another segment in " + folder);
 }
 
 /// Reserves the blocks where the file system can, else only sets the size.
@@ -238,6 +247,7 @@ Result<ColdSegments::FilePtr> ColdSegments::CreateFile(uint32_t number, uint64_t
   const std::string path = PathOf(number);
   const std::string new_path = options_.folder + "/" + NumberText(number) + std::string(kNewSuffix);
   const auto make = [&]() -> Result<FilePtr> {
+    KVTIER_TRY(CheckSpace(options_.folder, options_.segment_bytes + options_.spare_bytes));
     KVTIER_ASSIGN(FilePtr file, OpenFile(new_path, O_CREAT | O_TRUNC));
     KVTIER_TRY(Allocate(file->fd.get(), options_.segment_bytes, new_path));
     KVTIER_TRY(WriteHeader(*file, number, sequence, io));
@@ -276,6 +286,23 @@ Status ColdSegments::Recycle(uint32_t number, uint64_t new_sequence, BlockIo& io
   std::lock_guard lock(mutex_);
   segments_[number].damaged = false;
   return Status::Ok();
+}
+
+void ColdSegments::Distrust(uint32_t number, uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  if (number < segments_.size()) segments_[number].distrusted = sequence;
+}
+
+bool ColdSegments::Trusted(uint32_t number, uint64_t sequence) const {
+  std::lock_guard lock(mutex_);
+  return number < segments_.size() && segments_[number].distrusted != sequence;
+}
+
+void ColdSegments::CloseFile(uint32_t number) {
+  std::lock_guard lock(mutex_);
+  if (number >= segments_.size() || segments_[number].file == nullptr) return;
+  segments_[number].file.reset();  // who is using it still holds it
+  --open_;
 }
 
 uint32_t ColdSegments::count() const {

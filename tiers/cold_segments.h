@@ -28,6 +28,7 @@ class ColdSegments {
     uint64_t segment_bytes = 0;
     uint32_t segment_limit = 0;  ///< numbers are below it
     bool direct_io = false;
+    uint64_t spare_bytes = 0;  ///< of the disk, that a new file leaves free for the index
   };
   /// An open segment file. Holding it keeps the descriptor open.
   struct File {
@@ -60,6 +61,13 @@ class ColdSegments {
   /// Starts a new use: every record that stands in the segment is dead from here on. Synced.
   Status Recycle(uint32_t number, uint64_t new_sequence, BlockIo& io);
 
+  /// A sync of the segment failed. The kernel may have dropped what was written and not yet synced, and says
+  /// so once: later syncs that succeed prove nothing for this use.
+  void Distrust(uint32_t number, uint64_t sequence);
+  bool Trusted(uint32_t number, uint64_t sequence) const;
+  /// I/O on the file failed: it is opened anew, since what it was on may have come back as something else.
+  void CloseFile(uint32_t number);
+
   uint32_t foreign() const { return foreign_; }  ///< files that Load set aside
   uint32_t count() const;
   const Options& options() const { return options_; }
@@ -70,6 +78,7 @@ class ColdSegments {
     State state = State::kAbsent;
     bool damaged = false;  ///< the header; what stands behind it may have any sequence
     uint64_t sequence = 0;
+    uint64_t distrusted = 0;  ///< sequence of a use whose sync failed
     uint64_t last_use = 0;
     FilePtr file;  ///< null: not open
   };

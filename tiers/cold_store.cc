@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "tiers/cold_folder.h"
 #include "tiers/cold_io.h"
@@ -27,11 +28,13 @@ class FileColdStore final : public ColdStore {
                    .uuid = folder_.uuid,
                    .segment_bytes = options.segment_bytes,
                    .segment_limit = ColdSegmentLimit(options.capacity_bytes, options.segment_bytes),
-                   .direct_io = folder_.direct_io}) {}
+                   .direct_io = folder_.direct_io,
+                   .spare_bytes = ColdIndexReserveBytes(options.capacity_bytes)}) {}
 
   ~FileColdStore() override {
     // Without Recover the index may still be behind the segments.
-    if (recovered_) index_->MarkClean().IgnoreBecause("without the mark the next start scans");
+    if (recovered_ && index_ != nullptr && !index_incomplete_)
+      index_->MarkClean().IgnoreBecause("without the mark the next start scans");
   }
 
   static ColdIndex::Options IndexOptions(const ColdStoreOptions& options, const ColdFolder& folder) {
@@ -54,11 +57,14 @@ class FileColdStore final : public ColdStore {
   Status Erase(std::span<const ColdCommit> items, BlockIo& io) override;
   Status RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) override;
   bool direct_io() const override { return folder_.direct_io; }
+  bool preallocates() const override { return folder_.preallocates; }
   uint64_t allocated_bytes() const override {
     return segments_.count() * options_.segment_bytes + ColdIndexReserveBytes(options_.capacity_bytes);
   }
 
  private:
+  void Distrust(std::span<const ColdCommit> items);
+  Status WithIndex(const std::function<Status(ColdIndex&)>& call);
   void CheckPlace(const Place& place) const {
     KVTIER_CHECK(place.offset >= kColdSegmentHeaderBytes && place.offset % kColdBlockBytes == 0);
     KVTIER_CHECK(place.bytes >= kColdBlockBytes && place.bytes % kColdBlockBytes == 0);
@@ -74,6 +80,7 @@ class FileColdStore final : public ColdStore {
   const bool index_rebuilt_;  ///< when the store was opened
   ColdSegments segments_;
   bool recovered_ = false;
+  bool index_incomplete_ = false;  ///< begun anew since Recover: the next start must scan
 };
 
 void FileColdStore::ReadParts(std::span<PartRead> reads, BlockIo& io) {
@@ -101,6 +108,7 @@ void FileColdStore::ReadParts(std::span<PartRead> reads, BlockIo& io) {
     if (requests[i].status.ok()) {
       read.bytes = ImageOfRecord(folder_.uuid, read.place, requests[i].memory);
     } else {
+      segments_.CloseFile(read.place.container);
       read.bytes = requests[i].status;
     }
   }
@@ -130,7 +138,9 @@ Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std
   std::fill(padding.begin(), padding.end(), std::byte{0});
 
   KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.OpenOrCreate(place.container, place.epoch, io));
-  return RunWithTimeout(io, WriteRequest(file->fd.get(), place.offset, memory));
+  const Status written = RunWithTimeout(io, WriteRequest(file->fd.get(), place.offset, memory));
+  if (!written.ok()) segments_.CloseFile(place.container);
+  return written;
 }
 
 Result<ColdRecovery> FileColdStore::Recover() {
@@ -147,19 +157,49 @@ Result<ColdRecovery> FileColdStore::Recover() {
   return recovery;
 }
 
+void FileColdStore::Distrust(std::span<const ColdCommit> items) {
+  for (const ColdCommit& item : items) {
+    segments_.Distrust(item.place.container, item.place.epoch);
+    segments_.CloseFile(item.place.container);
+  }
+}
+
 Status FileColdStore::Commit(std::span<const ColdCommit> items, BlockIo& io) {
-  KVTIER_TRY(SyncSegmentsOf(items, segments_, io));
-  return index_->Put(items);
+  for (const ColdCommit& item : items) {
+    if (segments_.Trusted(item.place.container, item.place.epoch)) continue;
+    return Status(Code::kUnavailable, "an earlier sync of the segment failed: what it holds may be lost");
+  }
+  const Status synced = SyncSegmentsOf(items, segments_, io);
+  if (!synced.ok()) {
+    Distrust(items);
+    return synced;
+  }
+  return WithIndex([&](ColdIndex& index) { return index.Put(items); });
 }
 
 Status FileColdStore::Erase(std::span<const ColdCommit> items, BlockIo& io) {
   const Status marked = MarkDead(items, segments_, io);
-  const Status erased = index_->Erase(items);
+  if (!marked.ok()) Distrust(items);
+  const Status erased = WithIndex([&](ColdIndex& index) { return index.Erase(items); });
   return marked.ok() ? erased : marked;
 }
 
+/// An index that turns out to be damaged is begun anew: it costs a scan at the next start, and nothing now.
+Status FileColdStore::WithIndex(const std::function<Status(ColdIndex&)>& call) {
+  Status status(Code::kDataLoss, "the index is not open");
+  if (index_ != nullptr) status = call(*index_);
+  if (status.code() != Code::kDataLoss) return status;
+  if (index_ != nullptr) {
+    index_.reset();
+    KVTIER_TRY(MoveIndexAside(folder_.index()));
+  }
+  index_incomplete_ = true;
+  KVTIER_ASSIGN(index_, ColdIndex::Open(index_options_));
+  return call(*index_);
+}
+
 Status FileColdStore::RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) {
-  KVTIER_TRY(index_->EraseSegment(segment));
+  KVTIER_TRY(WithIndex([&](ColdIndex& index) { return index.EraseSegment(segment); }));
   return segments_.Recycle(segment, new_sequence, io);
 }
 

@@ -120,6 +120,8 @@ class ColdStore : public Medium {
   virtual bool direct_io() const = 0;
   /// Whether what was committed survives a power cut.
   virtual bool persistent() const { return true; }
+  /// Whether the space of a segment is reserved when it is made.
+  virtual bool preallocates() const { return true; }
   virtual uint64_t allocated_bytes() const = 0;
 };
 

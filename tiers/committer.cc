@@ -148,12 +148,9 @@ Status Committer::Perform(const ColdJob& job, BlockIo& io) {
     KVTIER_ASSIGN(ColdStore * store, Find(recycle->tier));
     return store->RecycleSegment(recycle->segment, recycle->new_sequence, io);
   }
-  Status first;
-  for (const CommitterStore& store : stores_) {
-    const Status status = store.store->PutModel(std::get<PutModelJob>(job.work).model);
-    if (first.ok()) first = status;
-  }
-  return first;
+  const auto& put = std::get<PutModelJob>(job.work);
+  KVTIER_ASSIGN(ColdStore * store, Find(put.tier));
+  return store->PutModel(put.model);
 }
 
 Status Committer::Supervised(const std::function<Status(BlockIo&)>& work) {

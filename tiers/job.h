@@ -46,8 +46,8 @@ struct RecycleJob {
   uint32_t segment = 0;
   uint64_t new_sequence = 0;
 };
-/// To every cold tier.
 struct PutModelJob {
+  TierId tier;
   ModelRecord model;
 };
 struct ColdJob {

@@ -16,6 +16,7 @@ void SegmentAllocator::Recover(const RecoveredSegment& found) {
     return;  // the capacity was larger once: such a segment is not written to any more
   Segment& segment = segments_[found.number];
   KVTIER_CHECK(segment.state == State::kFresh);
+  segment.made = true;
   segment.sequence = found.sequence;
   segment.append_at = std::clamp(found.used_bytes, kColdSegmentHeaderBytes, segment_bytes_);
   segment.part = found.part.value_or(ColdPart::kBase);
@@ -136,10 +137,59 @@ uint64_t SegmentAllocator::BeginRecycle(uint32_t number) {
   return segment.sequence;
 }
 
-void SegmentAllocator::Recycled(uint32_t number) {
+void SegmentAllocator::Recycled(uint32_t number, bool made) {
   KVTIER_CHECK(segments_[number].state == State::kRecycling);
+  segments_[number].made = made;
+  if (!made && shrunk_) return SetAside(number);
   segments_[number].state = State::kFresh;
   fresh_.insert(number);
+}
+
+void SegmentAllocator::SetAside(uint32_t number) {
+  segments_[number].state = State::kAside;
+  open_[IndexOf(segments_[number].part)].erase(number);
+  fresh_.erase(number);
+  ++aside_;
+}
+
+void SegmentAllocator::Seal(const Place& place) {
+  Segment& segment = segments_[place.container];
+  if (segment.state != State::kOpen || segment.sequence != place.epoch) return;
+  segment.state = State::kSealed;
+  open_[IndexOf(segment.part)].erase(place.container);
+}
+
+void SegmentAllocator::Made(const Place& place) {
+  Segment& segment = segments_[place.container];
+  segment.made = true;
+  if (segment.state != State::kAside) return;
+  segment.state = State::kSealed;  // set aside too early, by a write that failed beside this one
+  --aside_;
+}
+
+bool SegmentAllocator::NoSpaceFor(const Place& place) {
+  if (segments_[place.container].made) return false;
+  shrunk_ = true;
+  for (uint32_t i = 0; i < limit_; ++i) {
+    const State state = segments_[i].state;
+    if (!segments_[i].made && (state == State::kFresh || state == State::kOpen)) SetAside(i);
+  }
+  return true;
+}
+
+void SegmentAllocator::TryToGrow() {
+  shrunk_ = false;
+  for (uint32_t i = 0; i < limit_; ++i) {
+    Segment& segment = segments_[i];
+    // While writes to it are still failing, its records are theirs.
+    if (segment.state != State::kAside || segment.live_bytes > 0) continue;
+    segment.state = State::kFresh;
+    segment.sequence = 0;
+    segment.records.clear();
+    fresh_.insert(i);
+    --aside_;
+  }
+  shrunk_ = aside_ > 0;
 }
 
 void SegmentAllocator::RecycleFailed(uint32_t number) {
@@ -149,6 +199,7 @@ void SegmentAllocator::RecycleFailed(uint32_t number) {
 
 void SegmentAllocator::CheckInvariants() const {
   std::array<uint64_t, kColdParts> live{};
+  uint32_t aside = 0;
   for (uint32_t i = 0; i < limit_; ++i) {
     const Segment& segment = segments_[i];
     live[IndexOf(segment.part)] += segment.live_bytes;
@@ -161,7 +212,10 @@ void SegmentAllocator::CheckInvariants() const {
     }
     if (segment.state == State::kFresh || segment.state == State::kRecycling)
       KVTIER_CHECK(segment.live_bytes == 0);
+    aside += segment.state == State::kAside;
+    KVTIER_CHECK(segment.state != State::kAside || (!segment.made && shrunk_));
   }
+  KVTIER_CHECK(aside == aside_);
   KVTIER_CHECK(live == live_bytes_);
 }
 

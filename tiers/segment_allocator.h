@@ -35,6 +35,8 @@ class SegmentAllocator {
   }
   /// Whether the next record of the stream opens a segment.
   bool NeedsSegment(uint64_t record_bytes, ColdPart part) const;
+  /// False while the disk had no space for a single segment.
+  bool has_segments() const { return aside_ < limit_; }
   /// The next record for `owner` (a number of the caller's). Empty when every segment is taken.
   std::optional<Place> Append(uint64_t record_bytes, uint32_t owner, ColdPart part = ColdPart::kBase);
   /// The record is dead: its bytes come back when the segment is recycled.
@@ -59,9 +61,22 @@ class SegmentAllocator {
   uint64_t Sequence(uint32_t segment) const { return segments_[segment].sequence; }
   /// Of a segment without live records. Returns the sequence number to recycle it under.
   uint64_t BeginRecycle(uint32_t segment);
-  void Recycled(uint32_t segment);
+  /// `made`: it has a file.
+  void Recycled(uint32_t segment, bool made);
   /// It stays full of dead bytes: a victim again.
   void RecycleFailed(uint32_t segment);
+
+  /// Nothing more goes into the segment of `place`: what it holds may not be safe.
+  void Seal(const Place& place);
+  /// The segment of `place` was written to: it has a file, and its space.
+  void Made(const Place& place);
+  /// The disk is full. Segments without a file are set aside, so that the tier makes do with those that it
+  /// has. False when that of `place` has one: then it is not for the want of a file that a write to it
+  /// failed.
+  bool NoSpaceFor(const Place& place);
+  /// Tries those that were set aside again.
+  void TryToGrow();
+  bool shrunk() const { return shrunk_; }
 
   /// Segments that Append can open.
   uint32_t fresh_segments() const { return static_cast<uint32_t>(fresh_.size()); }
@@ -73,21 +88,26 @@ class SegmentAllocator {
   void CheckInvariants() const;
 
  private:
-  enum class State : uint8_t { kFresh, kOpen, kSealed, kRecycling };
+  enum class State : uint8_t { kFresh, kOpen, kSealed, kRecycling, kAside };
   struct Segment {
     State state = State::kFresh;
     ColdPart part = ColdPart::kBase;
+    bool made = false;      ///< has a file
     uint64_t sequence = 0;  ///< 0: never used
     uint64_t append_at = kColdSegmentHeaderBytes;
     uint64_t live_bytes = 0;
     std::vector<Record> records;
   };
 
+  void SetAside(uint32_t number);
+
   const TierId tier_;
   const uint64_t segment_bytes_;
   const uint32_t limit_;
   uint64_t next_sequence_ = 1;
   std::array<uint64_t, kColdParts> live_bytes_{};
+  bool shrunk_ = false;
+  uint32_t aside_ = 0;
   std::vector<Segment> segments_;
   std::set<uint32_t> fresh_;
   std::array<std::set<uint32_t>, kColdParts> open_;  ///< at most one of each stream, with room left

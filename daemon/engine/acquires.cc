@@ -86,17 +86,19 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
   const Entry& entry = table_.at(id);
   const Precision least = std::max(op.min_precision, entry.floor);
   std::optional<TierId> host, cold;
+  why = Code::kNotFound;
   for (const Tier& tier : ladder_.tiers()) {
     const Precision precision = entry.precision[tier.id.value];
     if (precision == Precision::kNone || precision < least) continue;
+    if (!tier.reads.Allows(now_)) {
+      why = Code::kUnavailable;
+      continue;
+    }
     std::optional<TierId>& best = tier.host() ? host : cold;
     if (!best || precision > entry.precision[best->value]) best = tier.id;
   }
   const std::optional<TierId> source = host ? host : cold;
-  if (!source) {
-    why = Code::kNotFound;
-    return false;
-  }
+  if (!source) return false;
   if (!host) DropLesserCopies(id, least);
   const Copy& copy = entry.copies[source->value];
   const std::optional<TierId> reader = host ? host : PromotionTarget(entry, *cold);

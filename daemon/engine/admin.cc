@@ -32,7 +32,7 @@ bool EngineImpl::Handle(Stats& c) {
     stats.capacity_bytes = tier.options.capacity_bytes;
     stats.used_bytes = tier.used_bytes();
     stats.blocks = tier.blocks;
-    stats.accepts_writes = tier.circuit.AllowsWrite(now_);
+    stats.accepts_writes = tier.circuit.Allows(now_);
   }
   reply.table_entries = table_.live_rows();
   reply.leases_live = static_cast<uint64_t>(metrics_.leases_live.Get());

@@ -4,29 +4,50 @@
 
 namespace kvtier {
 
-/// How long a tier that failed a write sheds all writes before one may probe it.
+/// How long a tier that failed is left alone before one operation may probe it.
 inline constexpr Duration kCircuitOpenFor = std::chrono::seconds(1);
+/// One bad block is no bad device: reads stop after so many failures in a row.
+inline constexpr uint32_t kReadFailuresToOpen = 4;
 
-/// closed -> (failure) open -> (time) half open: one probe -> closed or open again. Threads: single-owner.
+/// closed -> (failures in a row) open -> (time) half open: one probe -> closed or open again. While the
+/// device gives no answer at all, what it owes is the probe. Threads: single-owner.
 class Circuit {
  public:
-  bool AllowsWrite(TimePoint now) const { return !open_ || (now >= retry_at_ && !probing_); }
-  /// A write starts: in the half-open state it is the probe.
+  explicit Circuit(uint32_t failures_to_open = 1) : failures_to_open_(failures_to_open) {}
+
+  bool Allows(TimePoint now) const { return !open_ || (!silent_ && !probing_ && now >= retry_at_); }
+  /// An operation starts: in the half-open state it is the probe.
   void OnStart() { probing_ = open_; }
-  void OnSuccess() { open_ = probing_ = false; }
+  void OnSuccess() {
+    open_ = probing_ = false;
+    failures_ = 0;
+  }
   void OnFailure(TimePoint now) {
-    open_ = true;
     probing_ = false;
+    if (++failures_ >= failures_to_open_) open_ = true;
     retry_at_ = now + kCircuitOpenFor;
   }
   /// A probe that ended without touching the device.
   void OnAbandon() { probing_ = false; }
+  /// The device owes answers for too long.
+  void OnSilence() {
+    open_ = silent_ = true;
+    failures_ = failures_to_open_;
+  }
+  /// It answered, well or not.
+  void OnAnswer(TimePoint now) {
+    if (!silent_) return;
+    silent_ = probing_ = false;
+    retry_at_ = now;
+  }
   bool open() const { return open_; }
-  TimePoint retry_at() const { return retry_at_; }
 
  private:
+  uint32_t failures_to_open_;
+  uint32_t failures_ = 0;  ///< in a row
   bool open_ = false;
   bool probing_ = false;
+  bool silent_ = false;
   TimePoint retry_at_{};
 };
 

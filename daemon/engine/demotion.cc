@@ -56,16 +56,18 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
   return Room::kFreed;
 }
 
-void EngineImpl::FinishDemotion(const Transfer& transfer, const Status& status) {
+void EngineImpl::StopCountingDemotion(const Transfer& transfer) {
   Tier& tier = ladder_.at(*transfer.from);
   --tier.demotions_in_flight;
   tier.leaving_bytes -= transfer.source_class.slot_bytes;
+  if (tier.host()) --ladder_.QueueOf(tier, transfer.source_class).frees_coming;
+}
+
+void EngineImpl::FinishDemotion(const Transfer& transfer, const Status& status) {
+  Tier& tier = ladder_.at(*transfer.from);
+  if (!transfer.overdue) StopCountingDemotion(transfer);
   bool wanted = !tier.draining.empty() || tier.draining_segment.has_value();
-  if (tier.host()) {
-    SlotQueue& queue = ladder_.QueueOf(tier, transfer.source_class);
-    --queue.frees_coming;
-    wanted |= !queue.waiting.empty();
-  }
+  if (tier.host()) wanted |= !ladder_.QueueOf(tier, transfer.source_class).waiting.empty();
   const Entry& entry = table_.at(transfer.entry);
   if (!entry.in_table || !MayLeave(transfer.entry, *transfer.from)) return;
   if (status.ok()) return EvictCopy(transfer.entry, *transfer.from, Reason::kCapacity);

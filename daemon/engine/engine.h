@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -37,7 +38,7 @@ struct EngineLimits {
   Duration default_lease_ttl = std::chrono::seconds(10);
   Duration max_lease_ttl = std::chrono::seconds(60);
   Duration near_deadline = std::chrono::milliseconds(5);  ///< an acquire that ends sooner reads no tails
-  uint32_t jobs_in_flight = 256;      ///< jobs and completions queues are at least this large
+  uint32_t jobs_in_flight = 256;      ///< of each queue; every queue is at least this large
   uint64_t max_entries = 16'000'000;  ///< blocks in the table
 };
 
@@ -64,11 +65,16 @@ class EngineEvents {
 /// A step takes completions first, then at most kKeysPerStep keys of commands.
 class Engine {
  public:
+  /// To the threads of one cold tier's device: theirs alone, so that a device that hangs stops no other.
+  struct DeviceQueues {
+    BoundedQueue<Job>* moves = nullptr;        ///< to its transfer workers
+    BoundedQueue<ColdJob>* commits = nullptr;  ///< to its committer
+  };
   struct Deps {
     BoundedQueue<Command>& commands;
     BoundedQueue<Completion>& completions;
-    BoundedQueue<Job>& jobs;           ///< to the transfer workers
-    BoundedQueue<ColdJob>& cold_jobs;  ///< to the committer
+    BoundedQueue<Job>& jobs;                        ///< to the transfer workers: what touches host tiers only
+    std::array<DeviceQueues, kMaxTiers> devices{};  ///< by tier, of cold ones
     EngineEvents& events;
     Metrics& metrics;
   };

@@ -1,5 +1,6 @@
 #include "daemon/engine/engine_impl.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tiers/base/check.h"
@@ -46,10 +47,16 @@ Status CheckOptions(const EngineOptions& options, const Engine::Deps& deps, size
   if (limits.jobs_in_flight == 0) return Invalid("jobs_in_flight is 0");
   if (!(limits.lease_share > 0 && limits.lease_share <= 1)) return Invalid("lease_share must be in (0, 1]");
   const size_t least = limits.jobs_in_flight;
-  if (deps.jobs.capacity() < least || deps.cold_jobs.capacity() < least ||
-      deps.completions.capacity() < least) {
-    return Invalid("job and completion queues must hold jobs_in_flight");
+  bool enough = deps.jobs.capacity() >= least && deps.completions.capacity() >= least;
+  for (size_t i = 0; i < options.tiers.size(); ++i) {
+    if (options.tiers[i].kind == MediumKind::kHost) continue;
+    const Engine::DeviceQueues& device = deps.devices[i];
+    if (device.moves == nullptr || device.commits == nullptr) {
+      return Invalid("tier \"" + options.tiers[i].name + "\": has no queues to its device");
+    }
+    enough &= device.moves->capacity() >= least && device.commits->capacity() >= least;
   }
+  if (!enough) return Invalid("job and completion queues must hold jobs_in_flight");
   return Status::Ok();
 }
 
@@ -75,6 +82,7 @@ TimePoint EngineImpl::Step(TimePoint now) {
   budget_ = kKeysPerStep;
   TakeCompletions();
   FireTimers();
+  WatchDevices();
   TakeCommands();
   const bool sweeping = AdvanceSweeps();
   Pump();
@@ -84,7 +92,7 @@ TimePoint EngineImpl::Step(TimePoint now) {
   PublishGauges();
   if (current_ || sweeping || pump_again_ || deps_.commands.size() > 0 || deps_.completions.size() > 0)
     return now_;
-  return timers_.next();
+  return std::min(timers_.next(), NextDeviceLook());
 }
 
 void EngineImpl::TakeCompletions() {
@@ -169,8 +177,11 @@ void EngineImpl::OnCompletion(Completion completion) {
   KVTIER_CHECK(found != jobs_.end());
   const PendingJob job = found->second;
   jobs_.erase(found);
-  KVTIER_CHECK(jobs_in_flight_ > 0);
-  --jobs_in_flight_;
+  NoteAnswer(job, completion.id);
+  OnJobDone(job, std::move(completion));
+}
+
+void EngineImpl::OnJobDone(const PendingJob& job, Completion completion) {
   switch (job.kind) {
     case PendingJob::Kind::kMove:
       return OnMoveDone(job.transfer, std::move(completion));
@@ -183,55 +194,55 @@ void EngineImpl::OnCompletion(Completion completion) {
     case PendingJob::Kind::kVerify:
       return OnVerifyDone(job, completion);
     case PendingJob::Kind::kErase:
-      ++forgets_done_;
+      ++ladder_.at(job.tier).forgets_done;
       // The records are dead for this engine already; a scan after a crash may find them, whole.
       if (completion.status.ok()) return;
-      ++forgets_failed_;
+      ++ladder_.at(job.tier).forgets_failed;
       ladder_.at(job.tier).metrics->write_errors.Add();
       return;
     case PendingJob::Kind::kRecycle:
       return OnRecycled(job, completion.status);
     case PendingJob::Kind::kPutModel:
-      return OnPutModelDone(job.model, completion.status);
+      return OnPutModelDone(job.model, job.tier, completion.status);
   }
 }
 
-JobId EngineImpl::Register(const PendingJob& pending) {
+JobId EngineImpl::Register(PendingJob pending) {
   const JobId id{next_id_++};
+  pending.device = DeviceOf(pending);
   jobs_.emplace(id, pending);
   return id;
 }
 
+JobLane<Job>& EngineImpl::LaneOf(JobId id) {
+  const std::optional<TierId> device = jobs_.at(id).device;
+  return device ? ladder_.at(*device).moves : host_jobs_;
+}
+
 void EngineImpl::Enqueue(const PendingJob& pending, decltype(Job::work) work) {
-  job_backlog_.push_back({.id = Register(pending), .work = std::move(work)});
+  const JobId id = Register(pending);
+  LaneOf(id).Add({.id = id, .work = std::move(work)});
 }
 
 void EngineImpl::EnqueueUrgent(const PendingJob& pending, decltype(Job::work) work) {
-  urgent_backlog_.push_back({.id = Register(pending), .work = std::move(work)});
+  const JobId id = Register(pending);
+  LaneOf(id).AddUrgent({.id = id, .work = std::move(work)});
 }
 
 void EngineImpl::EnqueueCold(const PendingJob& pending, decltype(ColdJob::work) work) {
-  cold_backlog_.push_back({.id = Register(pending), .work = std::move(work)});
+  const JobId id = Register(pending);
+  ladder_.at(*jobs_.at(id).device).commits.Add({.id = id, .work = std::move(work)});
 }
 
 void EngineImpl::DispatchJobs() {
   const uint32_t limit = options_.limits.jobs_in_flight;
-  while (jobs_in_flight_ < limit && !cold_backlog_.empty()) {
-    if (!deps_.cold_jobs.TryPush(std::move(cold_backlog_.front()))) break;
-    cold_backlog_.pop_front();
-    ++jobs_in_flight_;
+  for (Tier& tier : ladder_.tiers()) {
+    if (tier.host()) continue;
+    const DeviceQueues& device = deps_.devices[tier.id.value];
+    tier.commits.Dispatch(*device.commits, limit, now_);
+    tier.moves.Dispatch(*device.moves, std::min(limit, kMaxDeviceMoves), now_);
   }
-  while (jobs_in_flight_ < limit && !urgent_backlog_.empty()) {
-    if (!deps_.jobs.TryPushUrgent(std::move(urgent_backlog_.front()))) break;
-    urgent_backlog_.pop_front();
-    ++jobs_in_flight_;
-  }
-  // The last quarter is for those that somebody waits for.
-  while (jobs_in_flight_ < limit - limit / 4 && !job_backlog_.empty()) {
-    if (!deps_.jobs.TryPush(std::move(job_backlog_.front()))) break;
-    job_backlog_.pop_front();
-    ++jobs_in_flight_;
-  }
+  host_jobs_.Dispatch(deps_.jobs, limit, now_);
 }
 
 void EngineImpl::PublishGauges() {

@@ -25,6 +25,12 @@ inline constexpr uint32_t kSweepRowsPerStep = 4096;  ///< rows looked at
 inline constexpr size_t kEraseBatch = 512;
 inline constexpr uint32_t kRebalanceEvery = 32;  ///< evictions of a class between looks at the other classes
 inline constexpr int kPumpRounds = 64;           ///< of one step; more is left to the next
+/// Out to one cold tier's workers at once: few, since those of a device that hangs cannot be taken back.
+inline constexpr uint32_t kMaxDeviceMoves = 32;
+/// After a disk was full, until a new segment file is tried again.
+inline constexpr Duration kGrowPause = std::chrono::seconds(1);
+/// A device that lets a job wait for so long is not counted on.
+inline constexpr Duration kDevicePatience = std::chrono::seconds(2);
 inline constexpr Duration kBackgroundDeadline =
     std::chrono::seconds(10);  ///< for space, of moves nobody waits for
 /// A retired arena that sessions have not unmapped after this long is not worth waiting for.
@@ -48,13 +54,26 @@ class EngineImpl final : public Engine {
   void FireTimers();
   void FireTimer(const Timer& timer);
   void OnCompletion(Completion completion);
-  JobId Register(const PendingJob& pending);
+  void OnJobDone(const PendingJob& job, Completion completion);
+  JobId Register(PendingJob pending);
+  JobLane<Job>& LaneOf(JobId id);
   void Enqueue(const PendingJob& pending, decltype(Job::work) work);
   /// Ahead of what nobody waits for.
   void EnqueueUrgent(const PendingJob& pending, decltype(Job::work) work);
   void EnqueueCold(const PendingJob& pending, decltype(ColdJob::work) work);
   void DispatchJobs();
   void PublishGauges();
+
+  // devices.cc: cold tiers whose device answers late, badly or not at all
+  std::optional<TierId> DeviceOf(const PendingJob& pending) const;
+  void NoteAnswer(const PendingJob& pending, JobId id);
+  void WatchDevices();
+  void WatchDevice(Tier& tier);
+  void OnOverdue(JobId id);
+  void Shed(Tier& tier);
+  TimePoint NextDeviceLook() const;
+  bool MakesDoWithLess(Transfer& transfer, const Status& status);
+  void NoteFiles(const Transfer& transfer);
 
   // One handler per command. True: done; false: out of budget, to be called again with the same command.
   bool Handle(OpenSession& c);
@@ -82,7 +101,7 @@ class EngineImpl final : public Engine {
   Session* FindSession(SessionId id);
   Status CheckModel(const Session& session, ModelId model) const;
   void PersistModel(ModelId model);
-  void OnPutModelDone(ModelId model, const Status& status);
+  void OnPutModelDone(ModelId model, TierId tier, const Status& status);
   Ticket* OpenTicket(Session& session, TicketId id, OpId op);
   Ticket* FindTicket(SessionId session, TicketId ticket);
   void CloseTicket(SessionId session, TicketId ticket, PutReply result);
@@ -156,11 +175,13 @@ class EngineImpl final : public Engine {
   TransferId StartTransfer(TransferRequest request);
   void JoinTransfer(TransferId id, const Waiter& waiter, TimePoint deadline);
   void CountInFlight(const Transfer& transfer, int32_t by);
+  void StopCountingDemotion(const Transfer& transfer);
   void SeekSpace(Transfer& transfer);
   void OrderMove(Transfer& transfer);
   void OnMoveDone(TransferId id, Completion completion);
   void OnCommitDone(TransferId id, const Completion& completion);
   void OnWriteFailed(Transfer& transfer, const Status& status);
+  void SeekAnotherPlace(Transfer& transfer);
   void FinishTransfer(TransferId id, Status status);
   void AbortSeeking(TransferId id, Code code);
   void FinishDemotion(const Transfer& transfer, const Status& status);
@@ -235,6 +256,7 @@ class EngineImpl final : public Engine {
   void RemoveFor(Removal& removal, EntryId id);
   bool OnColdTier(EntryId id) const;
   bool ForgetsPending() const;
+  uint64_t ForgetsFailed() const;
   void HoldRemoval(Removal removal, TimePoint deadline, Reply<uint64_t> reply);
   void AdvanceRemovals();
   bool AdvanceRemoval(RemovalOp& op);
@@ -244,7 +266,7 @@ class EngineImpl final : public Engine {
   void CheckQueues() const;
 
   // recovery.cc
-  void RecoverModel(const ModelRecord& record);
+  void RecoverModel(const Tier& tier, const ModelRecord& record);
   void RecoverBlock(Tier& tier, const RecoveredBlock& record);
 
   // prefetch.cc
@@ -307,11 +329,7 @@ class EngineImpl final : public Engine {
   std::map<ArenaId, RetiredArena> retired_;
 
   std::unordered_map<JobId, PendingJob> jobs_;  ///< queued here or in flight
-  std::deque<Job> urgent_backlog_, job_backlog_;
-  std::deque<ColdJob> cold_backlog_;
-  uint32_t jobs_in_flight_ = 0;
-  /// Erase and recycle jobs; the committer does them in the order given.
-  uint64_t forgets_ordered_ = 0, forgets_done_ = 0, forgets_failed_ = 0;
+  JobLane<Job> host_jobs_;
 
   std::optional<Command> current_;  ///< a long command that is being worked on
   size_t cursor_ = 0;               ///< next key of it

@@ -177,6 +177,7 @@ void EngineImpl::CheckQueues() const {
     std::map<SlotClass, uint32_t> frees;
     uint32_t demotions = 0, moves = 0;
     for (const auto& [id, transfer] : transfers_) {
+      if (transfer.overdue) continue;
       if (transfer.stage != Transfer::Stage::kSeeking)
         moves += (transfer.to == tier.id) + (transfer.from == tier.id);
       if (transfer.purpose != Purpose::kDemote || transfer.from != tier.id) continue;

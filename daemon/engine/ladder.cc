@@ -255,6 +255,7 @@ void Ladder::PublishGauges() const {
       tier.metrics->blocks[i].Set(static_cast<int64_t>(tier.blocks[i]));
     }
     tier.metrics->circuit_open.Set(tier.circuit.open() ? 1 : 0);
+    tier.metrics->read_circuit_open.Set(tier.reads.open() ? 1 : 0);
     if (tier.host()) continue;
     const uint32_t reserved =
         std::min(tier.segments->segment_limit(), tier.options.keep_tails ? kReservedColdSegments : 2u);

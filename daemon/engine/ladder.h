@@ -10,6 +10,7 @@
 #include "daemon/engine/block_table.h"
 #include "daemon/engine/circuit.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/job_lane.h"
 #include "daemon/engine/model_table.h"
 #include "daemon/engine/tail_pool.h"
 #include "daemon/policy/eviction.h"
@@ -59,7 +60,10 @@ struct Tier {
   std::deque<TransferId> waiting;
   std::vector<ColdRecord> to_erase;  ///< places given up since the last erase job
   TailPool tails;
-  Circuit circuit;
+  Circuit circuit;  ///< of writes: a full disk can still be read
+  Circuit reads{kReadFailuresToOpen};
+  JobLane<Job> moves;
+  JobLane<ColdJob> commits;
   uint32_t recycles_in_flight = 0;
   std::optional<uint32_t> draining_segment;  ///< its blocks move to a lower tier, then it is recycled
   struct Scrub {
@@ -69,6 +73,9 @@ struct Tier {
     TimePoint pass_began{};
     uint64_t pass_blocks = 0;
   } scrub;  ///< the background check
+  /// Erase and recycle jobs; the tier's committer does them in the order given.
+  uint64_t forgets_ordered = 0, forgets_done = 0, forgets_failed = 0;
+  TimePoint grow_after{};  ///< the disk was full lately: no new segment files until then
 
   bool host() const { return arenas != nullptr; }
   uint64_t used_bytes() const { return host() ? arenas->used_bytes() : segments->live_bytes(); }

@@ -13,14 +13,17 @@ namespace kvtier {
 
 inline constexpr size_t kCodecIds = 7;  ///< values of CodecId
 
+/// Of a model's record on one cold tier.
+enum class Persisted : uint8_t { kNo, kOrdered, kYes };
+
 struct Model {
   ModelId id;
   TenantId tenant;
   NamespaceDigest name_space;
   ModelSpec spec;
   std::shared_ptr<const std::vector<Fp8Scales>> scales;  ///< of `spec`, by layer; null: 1
-  bool persisted = false;  ///< its record is on the cold tiers or ordered for them
-  uint64_t blocks = 0;     ///< stored
+  std::array<Persisted, kMaxTiers> persisted{};
+  uint64_t blocks = 0;  ///< stored
   uint64_t image_bytes = 0;
   /// By codec id: the slot of a sealed block (its size at position 0, the larger one), 0 where the codec
   /// cannot.

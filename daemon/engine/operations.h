@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <deque>
 #include <optional>
 #include <unordered_map>
@@ -43,8 +44,11 @@ struct Transfer {
   CodecId source_codec = CodecId::kNone;
   Precision least = Precision::kNone;  ///< of the target, above what the tier and the floor ask for
   bool regrown = false;                ///< the image was larger than thought, once
+  bool moved_over = false;             ///< found no space on the disk, once: another segment may have some
   bool on_demand = false;              ///< a demotion whose slot somebody waits for
-  bool probe = false;                  ///< of a half-open circuit
+  bool probe = false;                  ///< of a half-open circuit of the target
+  bool read_probe = false;             ///< of one of the source
+  bool overdue = false;                ///< with a device for so long that nobody counts on its end
   SlotClass source_class;              ///< of a demotion from a host tier
   std::optional<StagedSource> staged;
   MoveOutcome outcome;
@@ -136,8 +140,9 @@ struct RemovalOp {
   OpId id;
   TimePoint deadline = kNever;
   Removal removal;
-  std::optional<uint64_t> forgets;  ///< cold jobs that must be done, once every row has let go
-  uint64_t failed_before = 0;       ///< cold jobs, when it began
+  std::optional<std::array<uint64_t, kMaxTiers>> forgets;  ///< jobs of each cold tier that must be done, once
+                                                           ///< every row has let go
+  uint64_t failed_before = 0;                              ///< cold jobs, when it began
   Reply<uint64_t> reply;
 };
 
@@ -218,9 +223,10 @@ struct PendingJob {
   ModelId model{};
   OpId op{};  ///< kVerify: of whom; 0: the background check
   EntryId entry = kNoEntry;
-  uint64_t bytes = 0;  ///< kVerify
-  Key key{};           ///< kVerify
-  TailPlaces tails{};  ///< kVerify: those that it reads
+  uint64_t bytes = 0;              ///< kVerify
+  Key key{};                       ///< kVerify
+  TailPlaces tails{};              ///< kVerify: those that it reads
+  std::optional<TierId> device{};  ///< cold tier whose threads do it; none: the host tiers' workers
 };
 
 }  // namespace kvtier

@@ -8,7 +8,7 @@ void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
   for (size_t i = 0; i < recovery.size(); ++i) {
     Tier& tier = ladder_.tiers()[i];
     if (tier.host()) continue;
-    for (const ModelRecord& record : recovery[i].models) RecoverModel(record);
+    for (const ModelRecord& record : recovery[i].models) RecoverModel(tier, record);
     for (const RecoveredSegment& segment : recovery[i].segments) tier.segments->Recover(segment);
     for (const RecoveredBlock& record : recovery[i].blocks) RecoverBlock(tier, record);
   }
@@ -23,7 +23,7 @@ void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
   PublishGauges();
 }
 
-void EngineImpl::RecoverModel(const ModelRecord& record) {
+void EngineImpl::RecoverModel(const Tier& tier, const ModelRecord& record) {
   Result<StoredModel> stored = ParseModel(record.fields);
   if (!stored.ok()) {
     metrics_.namespace_mismatches.Add();
@@ -36,7 +36,7 @@ void EngineImpl::RecoverModel(const ModelRecord& record) {
     metrics_.namespace_mismatches.Add();
     return;
   }
-  models_.at(*model).persisted = true;
+  models_.at(*model).persisted[tier.id.value] = Persisted::kYes;
 }
 
 void EngineImpl::RecoverBlock(Tier& tier, const RecoveredBlock& record) {

@@ -88,9 +88,15 @@ void EngineImpl::RemoveFor(Removal& removal, EntryId id) {
 }
 
 bool EngineImpl::ForgetsPending() const {
-  return forgets_done_ < forgets_ordered_ ||
-         std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(),
-                     [](const Tier& tier) { return !tier.to_erase.empty(); });
+  return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(), [](const Tier& tier) {
+    return tier.forgets_done < tier.forgets_ordered || !tier.to_erase.empty();
+  });
+}
+
+uint64_t EngineImpl::ForgetsFailed() const {
+  uint64_t failed = 0;
+  for (const Tier& tier : ladder_.tiers()) failed += tier.forgets_failed;
+  return failed;
 }
 
 void EngineImpl::HoldRemoval(Removal removal, TimePoint deadline, Reply<uint64_t> reply) {
@@ -104,7 +110,7 @@ void EngineImpl::HoldRemoval(Removal removal, TimePoint deadline, Reply<uint64_t
                                   .deadline = deadline,
                                   .removal = std::move(removal),
                                   .forgets = std::nullopt,
-                                  .failed_before = forgets_failed_,
+                                  .failed_before = ForgetsFailed(),
                                   .reply = std::move(reply)});
   timers_.Add({deadline, TimerKind::kReclaim, id.value});
 }
@@ -125,14 +131,18 @@ bool EngineImpl::AdvanceRemoval(RemovalOp& op) {
   while (!rows.empty() && !lingers(rows.back())) rows.pop_back();
   if (rows.empty() && !op.forgets) {
     for (Tier& tier : ladder_.tiers()) FlushErases(tier);
-    op.forgets = forgets_ordered_;
+    op.forgets.emplace();
+    for (const Tier& tier : ladder_.tiers()) (*op.forgets)[tier.id.value] = tier.forgets_ordered;
   }
-  const bool done = op.forgets && forgets_done_ >= *op.forgets;
+  const bool done =
+      op.forgets && std::all_of(ladder_.tiers().begin(), ladder_.tiers().end(), [&op](const Tier& tier) {
+        return tier.forgets_done >= (*op.forgets)[tier.id.value];
+      });
   if (!done && now_ < op.deadline) return false;
   timers_.Cancel({op.deadline, TimerKind::kReclaim, op.id.value});
   if (!done) {
     Fail(op.reply, Code::kDeadlineExceeded, "the blocks are gone; their records are not yet marked dead");
-  } else if (forgets_failed_ > op.failed_before) {
+  } else if (ForgetsFailed() > op.failed_before) {
     Fail(op.reply, Code::kAborted, "the blocks are gone; a restart may find their records again");
   } else if (op.reply) {
     op.reply(op.removal.blocks);

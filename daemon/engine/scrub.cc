@@ -31,7 +31,7 @@ void EngineImpl::AdvanceScrubs() {
 void EngineImpl::AdvanceScrub(Tier& tier) {
   Tier::Scrub& scrub = tier.scrub;
   if (now_ >= scrub.next_at) {
-    const bool busy = !urgent_backlog_.empty() || !job_backlog_.empty() || !tier.waiting.empty() ||
+    const bool busy = host_jobs_.HasBacklog() || tier.moves.HasBacklog() || !tier.waiting.empty() ||
                       tier.recycles_in_flight > 0 || tier.moves_in_flight > kMovesBesideScrub;
     const std::optional<EntryId> next = busy ? std::nullopt : NextToScrub(tier);
     if (next) {

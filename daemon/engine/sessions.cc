@@ -118,16 +118,24 @@ bool EngineImpl::Handle(RegisterModel& c) {
 
 void EngineImpl::PersistModel(ModelId id) {
   Model& model = models_.at(id);
-  if (model.persisted || !HasColdTier()) return;
-  model.persisted = true;
-  EnqueueCold({.kind = PendingJob::Kind::kPutModel, .model = id},
-              PutModelJob{.model = {.name_space = model.name_space,
-                                    .fields = SerializeModel(models_.TenantName(model.tenant), model.spec)}});
+  for (const Tier& tier : ladder_.tiers()) {
+    Persisted& persisted = model.persisted[tier.id.value];
+    if (tier.host() || persisted != Persisted::kNo) continue;
+    persisted = Persisted::kOrdered;
+    EnqueueCold(
+        {.kind = PendingJob::Kind::kPutModel, .tier = tier.id, .model = id},
+        PutModelJob{.tier = tier.id,
+                    .model = {.name_space = model.name_space,
+                              .fields = SerializeModel(models_.TenantName(model.tenant), model.spec)}});
+  }
 }
 
-void EngineImpl::OnPutModelDone(ModelId model, const Status& status) {
-  // Ordered again before the next block of the model goes to a cold tier.
-  if (!status.ok()) models_.at(model).persisted = false;
+void EngineImpl::OnPutModelDone(ModelId model, TierId tier, const Status& status) {
+  // Ordered again before the next block of the model goes to the tier.
+  models_.at(model).persisted[tier.value] = status.ok() ? Persisted::kYes : Persisted::kNo;
+  if (status.ok()) return;
+  ladder_.at(tier).metrics->write_errors.Add();
+  ladder_.at(tier).circuit.OnFailure(now_);
 }
 
 Ticket* EngineImpl::OpenTicket(Session& session, TicketId id, OpId op) {

@@ -15,6 +15,10 @@ constexpr uint32_t kFreshForBases = 1;
 
 void EngineImpl::PumpCold(Tier& tier) {
   FlushErases(tier);
+  if (tier.segments->shrunk() && now_ >= tier.grow_after) {
+    tier.segments->TryToGrow();
+    tier.grow_after = now_ + kGrowPause;
+  }
   while (!tier.waiting.empty()) {
     Transfer& first = transfers_.at(tier.waiting.front());
     const Places places = TakeColdPlaces(tier, first);
@@ -196,7 +200,7 @@ void EngineImpl::OrderRecycle(Tier& tier, uint32_t segment) {
   FlushErases(tier);  // in order: no erase may hit the segment's next life
   const uint64_t sequence = tier.segments->BeginRecycle(segment);
   ++tier.recycles_in_flight;
-  ++forgets_ordered_;
+  ++tier.forgets_ordered;
   EnqueueCold({.kind = PendingJob::Kind::kRecycle, .tier = tier.id, .segment = segment},
               RecycleJob{.tier = tier.id, .segment = segment, .new_sequence = sequence});
 }
@@ -205,13 +209,13 @@ void EngineImpl::OnRecycled(const PendingJob& job, const Status& status) {
   ++changes_;
   Tier& tier = ladder_.at(job.tier);
   --tier.recycles_in_flight;
-  ++forgets_done_;
+  ++tier.forgets_done;
   // Not found: no write to it ever went well enough to make the file. The next one makes it.
   if (status.ok() || status.code() == Code::kNotFound) {
-    tier.segments->Recycled(job.segment);
+    tier.segments->Recycled(job.segment, status.ok());
     return;
   }
-  ++forgets_failed_;
+  ++tier.forgets_failed;
   tier.segments->RecycleFailed(job.segment);
   tier.metrics->write_errors.Add();
   tier.circuit.OnFailure(now_);
@@ -224,7 +228,7 @@ void EngineImpl::FlushErases(Tier& tier) {
     EraseJob erase{.tier = tier.id, .items = {}};
     erase.items.assign(tier.to_erase.end() - static_cast<ptrdiff_t>(count), tier.to_erase.end());
     tier.to_erase.resize(tier.to_erase.size() - count);
-    ++forgets_ordered_;
+    ++tier.forgets_ordered;
     EnqueueCold({.kind = PendingJob::Kind::kErase, .tier = tier.id}, std::move(erase));
   }
 }

@@ -29,6 +29,19 @@ const Codec* CodecFor(Precision precision, DType dtype) {
   return as_given;
 }
 
+/// Not an exception, a wrong size or a place in another use.
+bool IsDeviceFailure(Code code) {
+  return code == Code::kUnavailable || code == Code::kResourceExhausted || code == Code::kDeadlineExceeded ||
+         code == Code::kPermissionDenied || code == Code::kNotFound;
+}
+
+/// What went wrong with a device means that it cannot be used now, whatever the system calls it: a file
+/// system that turned read-only is no caller's missing permission.
+Status ForCallers(const Status& status) {
+  const bool as_it_is = status.code() == Code::kResourceExhausted || !IsDeviceFailure(status.code());
+  return as_it_is ? status : Status(Code::kUnavailable, status.message());
+}
+
 }  // namespace
 
 EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to,
@@ -78,10 +91,12 @@ bool EngineImpl::KeepsTails(const Entry& entry, CodecId source, const Tier& to, 
 bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from,
                            Purpose purpose) const {
   if (transfers_.size() >= kMaxTransfers) return false;
+  if (from && !ladder_.at(*from).reads.Allows(now_)) return false;
   const Target target = TargetFor(entry, from, to, purpose, Precision::kNone);
   if (to.host())
     return to.arenas->CouldFit(ladder_.ClassOf(entry, target.codec->id, target.image_bytes).slot_bytes);
-  return to.circuit.AllowsWrite(now_) && to.segments->CouldFit(ColdRecordBytes(target.image_bytes));
+  return to.circuit.Allows(now_) && (to.segments->has_segments() || now_ >= to.grow_after) &&
+         to.segments->CouldFit(ColdRecordBytes(target.image_bytes));
 }
 
 std::optional<TierId> EngineImpl::PersistentTier() const {
@@ -128,6 +143,9 @@ TransferId EngineImpl::StartTransfer(TransferRequest request) {
   if (request.from) {
     transfer.source_codec = entry.copies[request.from->value].codec;
     ladder_.Pin(request.entry, *request.from, PinKind::kJob);
+    Circuit& reads = ladder_.at(*request.from).reads;
+    transfer.read_probe = reads.open();
+    reads.OnStart();
   } else {
     transfer.source_codec = RawCodecOf(models_.ShapeOf(entry).dtype);
   }
@@ -152,6 +170,7 @@ void EngineImpl::JoinTransfer(TransferId id, const Waiter& waiter, TimePoint dea
 }
 
 void EngineImpl::CountInFlight(const Transfer& transfer, int32_t by) {
+  if (transfer.overdue) return;
   ladder_.at(transfer.to).moves_in_flight += static_cast<uint32_t>(by);
   if (transfer.from) ladder_.at(*transfer.from).moves_in_flight += static_cast<uint32_t>(by);
 }
@@ -216,10 +235,7 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
   if (status.code() == Code::kOutOfRange && completion.outcome.needed_bytes > transfer.image_bytes &&
       !transfer.regrown) {
     transfer.regrown = true;
-    CountInFlight(transfer, -1);
-    transfer.stage = Transfer::Stage::kSeeking;
     transfer.image_bytes = completion.outcome.needed_bytes;
-    ladder_.ReturnPlace(transfer.entry, transfer.to);
     const Tier& to = ladder_.at(transfer.to);
     const bool fits =
         to.host() ? to.arenas->CouldFit(
@@ -227,14 +243,17 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
                             .slot_bytes)
                   : to.segments->CouldFit(ColdRecordBytes(transfer.image_bytes));
     if (!fits) return FinishTransfer(id, Status(Code::kResourceExhausted, "the image does not fit the tier"));
-    return SeekSpace(transfer);
+    return SeekAnotherPlace(transfer);
   }
+  if (MakesDoWithLess(transfer, status)) return SeekAnotherPlace(transfer);
   if (!status.ok()) {
     OnWriteFailed(transfer, status);
-    return FinishTransfer(id, status);
+    return FinishTransfer(id, ForCallers(status));
   }
   transfer.outcome = completion.outcome;
+  if (transfer.from) ladder_.at(*transfer.from).reads.OnSuccess();
   DropBadTails(transfer);
+  if (!ladder_.at(transfer.to).host()) NoteFiles(transfer);
   const Entry& entry = table_.at(transfer.entry);
   if (ladder_.at(transfer.to).host() || !entry.in_table) return FinishTransfer(id, Status::Ok());
   transfer.stage = Transfer::Stage::kCommitting;
@@ -279,23 +298,37 @@ bool EngineImpl::DropBadTail(EntryId id, TierId tier, const Place& place, Code c
   return true;
 }
 
+void EngineImpl::SeekAnotherPlace(Transfer& transfer) {
+  CountInFlight(transfer, -1);
+  transfer.stage = Transfer::Stage::kSeeking;
+  ladder_.ReturnPlace(transfer.entry, transfer.to);
+  SeekSpace(transfer);
+}
+
 void EngineImpl::OnCommitDone(TransferId id, const Completion& completion) {
   Transfer& transfer = transfers_.at(id);
-  const Status& status = completion.status;
+  Status status = completion.status;
   Tier& to = ladder_.at(transfer.to);
   for (const ColdPart part : kColdTails) {
     TailOutcome& tail = transfer.outcome.tails[TailIndex(part)];
     if (tail.bytes == 0 || completion.outcome.tails[TailIndex(part)].code == Code::kOk) continue;
     tail = {};
+    to.segments->Seal(ladder_.TailPlace(transfer.entry, to.id, part));
     to.metrics->write_errors.Add();
+  }
+  const Model& model = models_.at(table_.at(transfer.entry).model);
+  if (status.ok() && model.persisted[to.id.value] != Persisted::kYes) {
+    // A restart would not know whose block this is.
+    status = Status(Code::kUnavailable, "the record of the block's model could not be written");
   }
   if (status.ok()) {
     to.circuit.OnSuccess();
   } else {
     to.metrics->write_errors.Add();
     to.circuit.OnFailure(now_);
+    to.segments->Seal(table_.at(transfer.entry).copies[to.id.value].place);
   }
-  FinishTransfer(id, status);
+  FinishTransfer(id, ForCallers(status));
 }
 
 void EngineImpl::OnWriteFailed(Transfer& transfer, const Status& status) {
@@ -303,6 +336,7 @@ void EngineImpl::OnWriteFailed(Transfer& transfer, const Status& status) {
   switch (status.code()) {
     case Code::kDataLoss:
       if (!transfer.from) return;
+      ladder_.at(*transfer.from).reads.OnSuccess();  // the device answers
       ladder_.at(*transfer.from).metrics->checksum_failures.Add();
       return Quarantine(transfer.entry, *transfer.from);
     case Code::kUnimplemented:
@@ -311,12 +345,13 @@ void EngineImpl::OnWriteFailed(Transfer& transfer, const Status& status) {
     default:
       break;
   }
+  const bool device = IsDeviceFailure(status.code());
   if (transfer.from && !ladder_.at(*transfer.from).host() && to.host()) {
     ladder_.at(*transfer.from).metrics->read_errors.Add();
+    if (device) ladder_.at(*transfer.from).reads.OnFailure(now_);
     return;
   }
   to.metrics->write_errors.Add();
-  const bool device = status.code() == Code::kUnavailable || status.code() == Code::kResourceExhausted;
   if (device && !to.host()) to.circuit.OnFailure(now_);
 }
 
@@ -350,6 +385,7 @@ void EngineImpl::FinishTransfer(TransferId id, Status status) {
     ladder_.AbandonWrite(transfer.entry, transfer.to);
     // A probe that never reached the device has proved nothing.
     if (transfer.probe) ladder_.at(transfer.to).circuit.OnAbandon();
+    if (transfer.read_probe) ladder_.at(*transfer.from).reads.OnAbandon();
   }
   if (transfer.from) ladder_.Unpin(transfer.entry, *transfer.from, PinKind::kJob);
   CountMove(transfer, status);

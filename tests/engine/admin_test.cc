@@ -106,7 +106,6 @@ TEST(EngineOptionsTest, WhatCannotWorkIsRefusedByName) {
   BoundedQueue<Command> commands(8);
   BoundedQueue<Completion> completions(512);
   BoundedQueue<Job> jobs(512);
-  BoundedQueue<ColdJob> cold_jobs(512);
   EngineHarness events({.tiers = {HostTier("hot", kMiB, CodecId::kRaw16)}});
   Metrics metrics;
   const auto refused = [&](std::vector<TierOptions> tiers) {
@@ -114,7 +113,6 @@ TEST(EngineOptionsTest, WhatCannotWorkIsRefusedByName) {
                                    {.commands = commands,
                                     .completions = completions,
                                     .jobs = jobs,
-                                    .cold_jobs = cold_jobs,
                                     .events = events,
                                     .metrics = metrics},
                                    {});

@@ -1,3 +1,5 @@
+#include <set>
+
 #include "codecs/image_layout.h"
 #include "tests/engine/ladder_fixture.h"
 #include "tiers/cold_store.h"
@@ -71,6 +73,35 @@ TEST_F(ColdPartsTest, S71_ADamagedTailCostsTheRungNotTheBlock) {
   Reboot();
   EXPECT_EQ(PrecisionOf(1, 3), Precision::kK4V2);
   EXPECT_EQ(PrecisionOf(2, 4), Precision::kInt2);
+}
+
+TEST_F(ColdPartsTest, S42_AFullDiskMakesDoWithTheSegmentsThatItHas) {
+  std::set<uint32_t> files;
+  uint32_t refused = 0;
+  const auto is_full = [&](const Place& place) {
+    if (files.contains(place.container)) return false;
+    if (files.size() >= 4) return ++refused > 0;
+    files.insert(place.container);
+    return false;
+  };
+  harness.fake().tail_write_fault = is_full;
+  harness.fake().tail_write_code = Code::kResourceExhausted;
+  harness.fake().job_fault = [&](const Job& job) -> std::optional<Status> {
+    const auto* move = std::get_if<MoveJob>(&job.work);
+    const bool to_cold = move != nullptr && move->order.target.tier == kCold;
+    return to_cold && is_full(move->order.target) ? std::optional(Status(Code::kResourceExhausted, "ENOSPC"))
+                                                  : std::nullopt;
+  };
+  for (uint64_t i = 1; i <= 200; ++i) ASSERT_EQ(PutCodes(i, 1), std::vector<Code>{Code::kOk}) << i;
+  EXPECT_EQ(files.size(), 4u);
+  EXPECT_GT(refused, 0u);
+  EXPECT_LT(refused, 40u) << "segments without a file are left alone for a while";
+  EXPECT_EQ(Cold().circuit_open.Get(), 0);
+  EXPECT_GT(TierNumbers()[1].used_bytes, 0u);
+  harness.engine().CheckInvariants();
+  PutCodes(300, 2, Durability::kDurable);
+  const Result<PutReply> synced = WaitLast();
+  for (const PutOutcome& outcome : synced->blocks) EXPECT_EQ(outcome.code, Code::kOk);
 }
 
 TEST_F(ColdPartsTest, S71_ARungThatNoCopyHasIsAMiss) {

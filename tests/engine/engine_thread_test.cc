@@ -36,7 +36,6 @@ class EngineThreadTest : public testing::Test {
                                {.commands = commands_,
                                 .completions = completions_,
                                 .jobs = jobs_,
-                                .cold_jobs = cold_jobs_,
                                 .events = events_,
                                 .metrics = metrics_},
                                {});
@@ -73,7 +72,6 @@ class EngineThreadTest : public testing::Test {
   BoundedQueue<Command> commands_{4096};
   BoundedQueue<Completion> completions_{1024};
   BoundedQueue<Job> jobs_{1024};
-  BoundedQueue<ColdJob> cold_jobs_{1024};
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<TransferWorkers> workers_;
   std::unique_ptr<EngineThread> thread_;

@@ -59,11 +59,13 @@ void EngineHarness::MakeEngine(std::vector<ColdRecovery> recovery) {
     engine.tiers[i].medium = fake_.medium(TierId{static_cast<uint8_t>(i)});
   }
   metrics_ = std::make_unique<Metrics>();
+  std::array<Engine::DeviceQueues, kMaxTiers> devices;
+  for (size_t i = 0; i < devices.size(); ++i) devices[i] = {&devices_[i].moves, &devices_[i].commits};
   auto made = Engine::Make(std::move(engine),
                            {.commands = commands_,
                             .completions = completions_,
                             .jobs = jobs_,
-                            .cold_jobs = cold_jobs_,
+                            .devices = devices,
                             .events = *this,
                             .metrics = *metrics_},
                            std::move(recovery));
@@ -76,8 +78,12 @@ void EngineHarness::Restart() {
   while (commands_.TryPop()) continue;
   while (completions_.TryPop()) continue;
   while (jobs_.TryPop()) continue;
-  while (cold_jobs_.TryPop()) continue;
+  for (Device& device : devices_) {
+    while (device.moves.TryPop()) continue;
+    while (device.commits.TryPop()) continue;
+  }
   held_.clear();
+  hanging_.clear();
   tenants_.clear();
   mapped_.clear();
   published.clear();
@@ -102,8 +108,23 @@ TimePoint EngineHarness::StepOnly() {
 }
 
 void EngineHarness::HoldJobs() {
-  while (std::optional<ColdJob> job = cold_jobs_.TryPop()) held_.push_back(*std::move(job));
-  while (std::optional<Job> job = jobs_.TryPop()) held_.push_back(*std::move(job));
+  const auto hold = [this](auto& queue, const auto& hangs) {
+    while (auto job = queue.TryPop()) {
+      const bool hang = hangs && hangs(*job);
+      (hang ? hanging_ : held_).push_back(*std::move(job));
+    }
+  };
+  for (Device& device : devices_) hold(device.commits, hang_cold);
+  hold(jobs_, hang_job);
+  for (Device& device : devices_) hold(device.moves, hang_job);
+}
+
+void EngineHarness::ReleaseHanging() {
+  hang_job = nullptr;
+  hang_cold = nullptr;
+  held_.insert(held_.end(), hanging_.begin(), hanging_.end());
+  hanging_.clear();
+  while (!held_.empty()) RunHeld(0);
 }
 
 void EngineHarness::RunHeld(size_t index) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,6 +64,11 @@ class EngineHarness final : public EngineEvents {
   TenantId tenant(SessionId session) const { return tenants_.at(session); }
   size_t held() const { return held_.size(); }
   bool HeldIsHost(size_t index) const { return std::holds_alternative<Job>(held_[index]); }
+  /// Jobs for which these are true stay with their threads until Release.
+  std::function<bool(const Job&)> hang_job;
+  std::function<bool(const ColdJob&)> hang_cold;
+  size_t hanging() const { return hanging_.size(); }
+  void ReleaseHanging();
   /// Steps until nothing moves any more at this time.
   void Settle();
   void Advance(Duration by) {
@@ -119,10 +126,14 @@ class EngineHarness final : public EngineEvents {
   BoundedQueue<Command> commands_{4096};
   BoundedQueue<Completion> completions_{1024};
   BoundedQueue<Job> jobs_{1024};
-  BoundedQueue<ColdJob> cold_jobs_{1024};
+  struct Device {
+    BoundedQueue<Job> moves{1024};
+    BoundedQueue<ColdJob> commits{1024};
+  };
+  std::array<Device, kMaxTiers> devices_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Engine> engine_;
-  std::vector<std::variant<Job, ColdJob>> held_;
+  std::vector<std::variant<Job, ColdJob>> held_, hanging_;
   std::map<SessionId, TenantId> tenants_;
   std::map<SessionId, std::set<uint32_t>> mapped_;
 };

@@ -148,7 +148,7 @@ void FakeLadder::WriteTails(const MoveOrder& order, const Image& whole, MoveOutc
     if (place.bytes == 0 || !CanCut(whole.codec, rung)) continue;
     TailOutcome& tail = outcome.tails[TailIndex(part)];
     if (tail_write_fault && tail_write_fault(place)) {
-      tail.code = Code::kUnavailable;
+      tail.code = tail_write_code;
       break;
     }
     NoteSegment(place);

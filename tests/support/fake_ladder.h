@@ -34,6 +34,7 @@ class FakeLadder {
   bool publish_failed_moves = false;
   /// Tails that this is true for cannot be written, or are damaged when they are read.
   std::function<bool(const Place&)> tail_write_fault, tail_read_fault;
+  Code tail_write_code = Code::kUnavailable;  ///< of a tail write that fails
   /// Blocks whose owner this names have a layer that cannot be encoded: their images are larger than thought.
   std::function<bool(uint64_t owner)> has_raw_layer;
 

@@ -55,6 +55,46 @@ TEST_F(ColdStoreTest, ABlockWhoseSyncFailedIsNotIndexed) {
   EXPECT_EQ(Recovered(1), nullptr);
 }
 
+TEST_F(ColdStoreTest, S47_AfterAFailedSyncNothingElseOfThatUseIsCommitted) {
+  // A failed sync may have dropped all that was written; the kernel says so once.
+  const ColdRecord first = Write(1), second = Write(2);
+  ASSERT_EQ(first.place.container, second.place.container);
+  FaultyBlockIo faulty(*io_);
+  faulty.FailNth(Op::kDataSync, 1, StatusFromErrno(EIO, "fdatasync"));
+  EXPECT_FALSE(store_->Commit({&first, 1}, faulty).ok());
+  EXPECT_EQ(store_->Commit({&second, 1}, faulty).code(), Code::kUnavailable);
+  // Its next use is another matter.
+  ASSERT_TRUE(store_->RecycleSegment(first.place.container, first.place.epoch + 50, *io_).ok());
+  ColdRecord again = second;
+  again.place.epoch += 50;
+  const std::vector<std::byte> image = ImageOf(MakeTestBlock(2));
+  AlignedBuffer bounce;
+  const std::span<std::byte> built = store_->BeginWrite(again.place, bounce).value();
+  std::copy(image.begin(), image.end(), built.begin());
+  ASSERT_TRUE(store_->FinishWrite(again.place, *io_, built, image.size(), again.meta).ok());
+  EXPECT_TRUE(store_->Commit({&again, 1}, *io_).ok());
+  EXPECT_TRUE(CheckBlock(*store_, *io_, again, 2).ok());
+}
+
+TEST_F(ColdStoreTest, AnIndexDamagedWhileItIsOpenIsBegunAnewAndTheNextStartScans) {
+  std::vector<ColdRecord> records;
+  for (uint64_t seed = 1; seed <= 40; ++seed) records.push_back(Store(seed));
+  Reopen();  // what the index holds is in its table files now
+  for (const auto& file : fs::directory_iterator(folder_.path() + "/index")) {
+    if (file.path().extension() != ".sst") continue;
+    for (uint64_t at = 0; at < fs::file_size(file); at += 64) FlipBit(file.path(), at);
+  }
+  // Reads the index, finds it damaged, goes on.
+  EXPECT_TRUE(store_->Erase({&records[0], 1}, *io_).ok());
+  EXPECT_TRUE(store_->RecycleSegment(99'999, 1'000'000, *io_).code() == Code::kNotFound);
+  const ColdRecord fresh = Store(100);
+  EXPECT_TRUE(CheckBlock(*store_, *io_, fresh, 100).ok());
+  Reopen();
+  EXPECT_EQ(Recovered(1), nullptr);
+  for (uint64_t seed = 2; seed <= 40; ++seed) EXPECT_NE(Recovered(seed), nullptr) << seed;
+  EXPECT_NE(Recovered(100), nullptr);
+}
+
 TEST_F(ColdStoreTest, OneCommitSyncsEachSegmentOnce) {
   std::vector<ColdRecord> records;
   for (uint64_t seed = 1; seed <= 30; ++seed) records.push_back(Write(seed));

@@ -70,7 +70,7 @@ TEST(SegmentAllocator, EachPartHasItsOwnStream) {
   allocator.BeginRecycle(v_tail.container);
   allocator.CheckInvariants();
   EXPECT_FALSE(allocator.Append(8 * kKiB, 3, ColdPart::kVTail).has_value());
-  allocator.Recycled(v_tail.container);
+  allocator.Recycled(v_tail.container, true);
   EXPECT_EQ(allocator.Append(60 * kKiB, 3)->container, v_tail.container);  // any stream's
   allocator.CheckInvariants();
 }
@@ -97,7 +97,7 @@ TEST(SegmentAllocator, ARecycledSegmentIsUsedAgainUnderItsNewSequence) {
   EXPECT_GT(sequence, place->epoch);
   EXPECT_TRUE(allocator.Records(place->container).empty());
   EXPECT_FALSE(allocator.Append(40 * kKiB, 2).has_value());
-  allocator.Recycled(place->container);
+  allocator.Recycled(place->container, true);
   const std::optional<Place> again = allocator.Append(40 * kKiB, 2);
   ASSERT_TRUE(again.has_value());
   EXPECT_EQ(again->epoch, sequence);
@@ -162,6 +162,68 @@ TEST(SegmentAllocator, S40_AfterARestartOnlyTheNewestSegmentGoesOnAndTheOthersAr
   EXPECT_EQ(next->epoch, 6u);
   EXPECT_EQ(allocator.Victim(Any), 1u);
   allocator.CheckInvariants();
+}
+
+TEST(SegmentAllocatorTest, S42_AFullDiskLeavesTheSegmentsThatHaveFiles) {
+  SegmentAllocator allocator(TierId{2}, 64 * 1024, 4);
+  const Place first = *allocator.Append(32 * 1024, 1);
+  allocator.Made(first);
+  const Place second = *allocator.Append(40 * 1024, 2);
+  ASSERT_NE(second.container, first.container);
+  EXPECT_TRUE(allocator.NoSpaceFor(second));
+  allocator.Release(second);
+  allocator.CheckInvariants();
+  EXPECT_FALSE(allocator.Append(32 * 1024, 3).has_value()) << "no segment without a file is opened";
+  EXPECT_TRUE(allocator.CouldFit(4096));
+  // The one that has a file can be used again.
+  allocator.Release(first);
+  ASSERT_EQ(allocator.Victim([](uint32_t) { return true; }), first.container);
+  allocator.BeginRecycle(first.container);
+  allocator.Recycled(first.container, true);
+  EXPECT_EQ(allocator.Append(32 * 1024, 4)->container, first.container);
+  allocator.TryToGrow();
+  EXPECT_FALSE(allocator.shrunk());
+  EXPECT_EQ(allocator.fresh_segments(), 3u);
+  allocator.CheckInvariants();
+}
+
+TEST(SegmentAllocatorTest, AFullDiskIsNotWhyAWriteToAFileFails) {
+  SegmentAllocator allocator(TierId{2}, 64 * 1024, 2);
+  const Place place = *allocator.Append(4096, 1);
+  allocator.Made(place);
+  EXPECT_FALSE(allocator.NoSpaceFor(place));
+  EXPECT_FALSE(allocator.shrunk());
+}
+
+TEST(SegmentAllocatorTest, ASegmentSetAsideTooEarlyIsKept) {
+  SegmentAllocator allocator(TierId{2}, 64 * 1024, 2);
+  const Place failed = *allocator.Append(4096, 1), good = *allocator.Append(4096, 2);
+  ASSERT_EQ(failed.container, good.container);
+  EXPECT_TRUE(allocator.NoSpaceFor(failed));
+  allocator.Made(good);
+  allocator.Release(failed);
+  allocator.CheckInvariants();
+  allocator.TryToGrow();
+  allocator.CheckInvariants();
+  allocator.Release(good);
+  EXPECT_EQ(allocator.Victim([](uint32_t) { return true; }), good.container);
+}
+
+TEST(SegmentAllocatorTest, S42_AFullDiskTakesTheOpenSegmentOfEachStreamThatHasNoFile) {
+  SegmentAllocator allocator(TierId{2}, 64 * 1024, 4);
+  const Place base = *allocator.Append(4096, 1), tail = *allocator.Append(4096, 1, ColdPart::kKTail);
+  allocator.Made(base);
+  EXPECT_TRUE(allocator.NoSpaceFor(tail));
+  allocator.Release(tail);
+  allocator.CheckInvariants();
+  EXPECT_FALSE(allocator.Append(4096, 2, ColdPart::kKTail).has_value());
+  EXPECT_EQ(allocator.Append(4096, 2)->container, base.container);
+  // A segment set aside goes to whichever stream needs it.
+  allocator.TryToGrow();
+  const Place other = *allocator.Append(4096, 2, ColdPart::kVTail);
+  allocator.Seal(other);
+  allocator.CheckInvariants();
+  EXPECT_NE(allocator.Append(4096, 3, ColdPart::kVTail)->container, other.container);
 }
 
 }  // namespace
