@@ -66,8 +66,9 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
     out << "[tier.warm]\nmedium = \"host\"\ncodec = \"kv4p\"\ncapacity = " << settings.warm_bytes << "\n";
   }
   if (settings.cold_bytes > 0) {
-    std::filesystem::create_directory(cold);
-    out << "[[tier.cold]]\nmedium = \"nvme\"\nsegment = \"" << settings.segment << "\"\npath = \"" << cold
+    if (settings.cold_path.empty()) std::filesystem::create_directory(cold);
+    out << "[[tier.cold]]\nmedium = \"nvme\"\nsegment = \"" << settings.segment << "\"\npath = \""
+        << (settings.cold_path.empty() ? cold : settings.cold_path)
         << "\"\ncapacity = " << settings.cold_bytes << "\ntails = \"" << settings.tails << "\"\n";
   }
   out << "[metrics]\nlisten = \"127.0.0.1:" << port << "\"\n" << settings.more;

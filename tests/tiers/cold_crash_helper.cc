@@ -8,6 +8,7 @@
 
 #include "tests/support/faulty_block_io.h"
 #include "tests/tiers/cold_parts.h"
+#include "tests/tiers/cold_steps.h"
 #include "tests/tiers/cxl_fixture.h"
 
 // cold_crash_helper files|cxl FOLDER POINT N FIRST_SEED: stores blocks FIRST_SEED, FIRST_SEED + 1, ... one
@@ -17,6 +18,9 @@
 // cold_crash_helper files FOLDER parts:WHAT:K N FIRST_SEED: stores blocks of base, K tail and V tail and dies
 // at the K-th write (WHAT before_write, torn_write, after_write) or sync (before_sync, after_sync) of the
 // N-th block.
+//
+// cold_crash_helper files FOLDER steps N FIRST_SEED: N rounds of every step (cold_steps.h), to be killed from
+// outside.
 
 namespace kvtier {
 namespace {
@@ -100,9 +104,13 @@ int Run(const std::string& medium, const std::string& folder, const std::string&
     }
   };
   const ColdRecovery recovery = store->Recover().value();
-  KVTIER_CHECK(store->PutModel({.name_space = TestNamespace(), .fields = "fields"}).ok());
   TestAllocator allocator;
   allocator.ContinueAfter(recovery);
+  if (point == "steps") {
+    ColdSteps(*store, *io, allocator, Say).Run(first_seed, n);
+    return 0;
+  }
+  KVTIER_CHECK(store->PutModel({.name_space = TestNamespace(), .fields = "fields"}).ok());
   for (uint64_t i = 1; i <= n + 1; ++i) {
     const uint64_t seed = first_seed + i - 1;
     if (i == n) arm(point);

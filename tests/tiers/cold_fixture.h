@@ -86,6 +86,12 @@ class TestAllocator {
       next_sequence_ = std::max(next_sequence_, segment.sequence + 1);
     }
   }
+  /// The next base is in another segment.
+  void SealSegment() { streams_[IndexOf(ColdPart::kBase)].offset = kTestSegmentBytes; }
+  /// That bases go to.
+  uint32_t segment() const { return streams_[IndexOf(ColdPart::kBase)].segment; }
+  /// To recycle a segment under.
+  uint64_t TakeSequence() { return next_sequence_++; }
 
  private:
   struct Stream {

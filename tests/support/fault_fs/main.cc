@@ -79,10 +79,11 @@ int GetAttributes(const char* path, struct stat* out, fuse_file_info* info) {
   if (const Effect effect = Fs().rules.Apply(Op::kOther, path, false); effect.error) return -effect.error;
   return Answer(::lstat(Backing(path).c_str(), out));
 }
-int ReadFolder(const char* path, void* buffer, fuse_fill_dir_t fill, off_t, fuse_file_info*,
+/// Has no path: those of open files and folders are not asked for.
+int ReadFolder(const char*, void* buffer, fuse_fill_dir_t fill, off_t, fuse_file_info* info,
                fuse_readdir_flags) {
-  if (const Effect effect = Fs().rules.Apply(Op::kOther, path, false); effect.error) return -effect.error;
-  DIR* folder = ::opendir(Backing(path).c_str());
+  if (const Effect effect = ApplyTo(Op::kOther, info); effect.error) return -effect.error;
+  DIR* folder = ::fdopendir(::openat(FileOf(info).fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder == nullptr) return -errno;
   while (const dirent* entry = ::readdir(folder))
     fill(buffer, entry->d_name, nullptr, 0, fuse_fill_dir_flags{});

@@ -26,9 +26,10 @@ struct Effect {
 /// Which operations go wrong, and how. Commands and their answers are lines:
 ///   fault OPS ACTION [path=PART] [after=N] [count=N] [percent=P] [seed=S] [direct]   answers "rule N"
 ///     OPS: open,create,read,write,sync,allocate,rename,unlink,other or all
-///     ACTION: EIO, ENOSPC, ENODEV, ENOTCONN, EROFS, EINVAL, EOPNOTSUPP, hang, delay=MILLISECONDS, short,
-///     flip, lose applies to paths that contain PART, from match N + 1 on, N times at most, to files opened
-///     with O_DIRECT
+///     ACTION: EIO, ENOSPC, ENODEV, ENOTCONN, EROFS, EINVAL, EOPNOTSUPP, hang, stop (hangs, then is an error
+///     and not done), delay=MILLISECONDS, short, flip, lose
+///     It applies to paths that contain PART, from match N + 1 on, N times at most; "direct": to files opened
+///     with O_DIRECT.
 ///   hits N        how often rule N was applied
 ///   waiting       how many operations hang now
 ///   clear         forgets all rules; what hangs goes on
