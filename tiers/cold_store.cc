@@ -49,7 +49,13 @@ class FileColdStore final : public ColdStore {
   void ReadParts(std::span<PartRead> reads, BlockIo& io) override;
   Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) override;
   Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built, uint64_t image_bytes,
-                     const RecordMeta& meta) override;
+                     const RecordMeta& meta) override {
+    PartWrite write{.place = place, .built = built, .image_bytes = image_bytes, .meta = meta};
+    FinishWrites({&write, 1}, io);
+    return write.status;
+  }
+  void FinishWrites(std::span<PartWrite> writes, BlockIo& io) override;
+  bool likes_batches() const override { return true; }
 
   Result<ColdRecovery> Recover() override;
   Status PutModel(const ModelRecord& model) override { return WriteModelFile(folder_.models(), model); }
@@ -63,6 +69,7 @@ class FileColdStore final : public ColdStore {
   }
 
  private:
+  std::span<std::byte> Finish(const PartWrite& write) const;
   void Distrust(std::span<const ColdCommit> items);
   Status WithIndex(const std::function<Status(ColdIndex&)>& call);
   void CheckPlace(const Place& place) const {
@@ -120,27 +127,44 @@ Result<std::span<std::byte>> FileColdStore::BeginWrite(const Place& place, Align
   return memory.subspan(kColdRecordHeaderBytes, place.bytes - kColdRecordHeaderBytes);
 }
 
-Status FileColdStore::FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built,
-                                  uint64_t image_bytes, const RecordMeta& meta) {
-  KVTIER_CHECK(recovered_);  // else it would take segments that exist for new ones
-  CheckPlace(place);
-  KVTIER_CHECK(built.size() >= image_bytes && image_bytes >= kImageHeaderBytes);
-  const uint64_t write_bytes = ColdRecordBytes(image_bytes);
-  KVTIER_CHECK(write_bytes <= place.bytes);
-
-  // BeginWrite left room for the record header in front of the image, and for place.bytes in all: one aligned
-  // write.
-  const std::span<std::byte> memory(built.data() - kColdRecordHeaderBytes, write_bytes);
+/// BeginWrite left room for the record header in front of the image, and for place.bytes in all: one aligned
+/// write.
+std::span<std::byte> FileColdStore::Finish(const PartWrite& write) const {
+  CheckPlace(write.place);
+  KVTIER_CHECK(write.built.size() >= write.image_bytes && write.image_bytes >= kImageHeaderBytes);
+  const uint64_t write_bytes = ColdRecordBytes(write.image_bytes);
+  KVTIER_CHECK(write_bytes <= write.place.bytes);
+  const std::span<std::byte> memory(write.built.data() - kColdRecordHeaderBytes, write_bytes);
   KVTIER_CHECK(reinterpret_cast<uintptr_t>(memory.data()) % kColdBlockBytes == 0);
-  const RecordHeader header = LiveRecordHeader(folder_.uuid, place, built.first(image_bytes), meta);
+  const RecordHeader header =
+      LiveRecordHeader(folder_.uuid, write.place, write.built.first(write.image_bytes), write.meta);
   std::memcpy(memory.data(), &header, sizeof(header));
-  const std::span<std::byte> padding = memory.subspan(kColdRecordHeaderBytes + image_bytes);
+  const std::span<std::byte> padding = memory.subspan(kColdRecordHeaderBytes + write.image_bytes);
   std::fill(padding.begin(), padding.end(), std::byte{0});
+  return memory;
+}
 
-  KVTIER_ASSIGN(const ColdSegments::FilePtr file, segments_.OpenOrCreate(place.container, place.epoch, io));
-  const Status written = RunWithTimeout(io, WriteRequest(file->fd.get(), place.offset, memory));
-  if (!written.ok()) segments_.CloseFile(place.container);
-  return written;
+void FileColdStore::FinishWrites(std::span<PartWrite> writes, BlockIo& io) {
+  KVTIER_CHECK(recovered_);  // else it would take segments that exist for new ones
+  KVTIER_CHECK(writes.size() <= kMaxIoInFlight);
+  std::vector<ColdSegments::FilePtr> files;
+  std::vector<IoRequest> requests;
+  std::vector<PartWrite*> of_request;
+  for (PartWrite& write : writes) {
+    const std::span<std::byte> memory = Finish(write);
+    Result<ColdSegments::FilePtr> file = segments_.OpenOrCreate(write.place.container, write.place.epoch, io);
+    write.status = file.status();
+    if (!file.ok()) continue;
+    requests.push_back(WriteRequest((*file)->fd.get(), write.place.offset, memory));
+    files.push_back(std::move(file).value());
+    of_request.push_back(&write);
+  }
+  if (requests.empty()) return;
+  RunWithTimeout(io, requests).IgnoreBecause("each request has its own status");
+  for (size_t i = 0; i < requests.size(); ++i) {
+    of_request[i]->status = requests[i].status;
+    if (!requests[i].status.ok()) segments_.CloseFile(of_request[i]->place.container);
+  }
 }
 
 Result<ColdRecovery> FileColdStore::Recover() {

@@ -49,6 +49,23 @@ class Medium {
   /// Committer.
   virtual Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built,
                              uint64_t image_bytes, const RecordMeta& meta) = 0;
+
+  /// One of several writes: what FinishWrite takes, and what came of it.
+  struct PartWrite {
+    Place place;
+    std::span<std::byte> built;
+    uint64_t image_bytes = 0;
+    RecordMeta meta;
+    Status status = Status(Code::kInternal, "not written");
+  };
+  /// FinishWrite of several places: at once where the medium can.
+  virtual void FinishWrites(std::span<PartWrite> writes, BlockIo& io) {
+    for (PartWrite& write : writes) {
+      write.status = FinishWrite(write.place, io, write.built, write.image_bytes, write.meta);
+    }
+  }
+  /// Whether several small blocks at once are faster than one after the other.
+  virtual bool likes_batches() const { return false; }
 };
 
 }  // namespace kvtier

@@ -24,14 +24,6 @@ void Describe(const ImageView& image, MoveOutcome& outcome) {
   outcome.v_error = static_cast<float>(std::sqrt(v_squares / image.identity.shape.layers));
 }
 
-Result<ImageView> ReadImage(const BlockIdentity& identity, const Place& place, Medium& medium,
-                            MoveScratch& scratch) {
-  KVTIER_ASSIGN(const std::span<const std::byte> bytes, medium.Read(place, *scratch.io, scratch.source));
-  KVTIER_ASSIGN(ImageView image, ParseImage(bytes));
-  KVTIER_TRY(MatchIdentity(image, identity));
-  return image;
-}
-
 /// The codec of the target for a source in `source`.
 const Codec& TargetCodec(CodecId source, const MoveOrder& order) {
   if (CanRequantize(source, *order.codec, order.identity.shape)) return *order.codec;
@@ -70,20 +62,18 @@ Result<TailView> CheckTail(const ImageView& base, ColdPart part, Result<std::spa
   return tail;
 }
 
-/// Reads a base and its tails at once. A tail that is of no use is left out and reported.
-Result<Source> ReadSource(const BlockIdentity& identity, const Place& place, const TailPlaces& tails,
-                          Medium& medium, MoveScratch& scratch, MoveOutcome& outcome) {
+std::vector<Medium::PartRead> ReadsOf(const Place& place, const TailPlaces& tails) {
   std::vector<Medium::PartRead> reads;
-  reads.push_back({.place = place, .bounce = &scratch.source});
-  for (const ColdPart part : kColdTails) {
-    const Place& tail = tails[TailIndex(part)];
-    if (tail.bytes > 0) reads.push_back({.place = tail, .bounce = &scratch.tails[TailIndex(part)]});
+  reads.push_back({.place = place});
+  for (const Place& tail : tails) {
+    if (tail.bytes > 0) reads.push_back({.place = tail});
   }
-  if (reads.size() == 1) {
-    KVTIER_ASSIGN(ImageView image, ReadImage(identity, place, medium, scratch));
-    return Source{std::move(image), {}};
-  }
-  medium.ReadParts(reads, *scratch.io);
+  return reads;
+}
+
+/// Of what was read, base first. A tail that is of no use is left out and reported.
+Result<Source> SourceOf(const BlockIdentity& identity, std::span<Medium::PartRead> reads,
+                        MoveOutcome& outcome) {
   if (!reads[0].bytes.ok()) return reads[0].bytes.status();
   Source source;
   KVTIER_ASSIGN(source.image, ParseImage(*reads[0].bytes));
@@ -96,6 +86,18 @@ Result<Source> ReadSource(const BlockIdentity& identity, const Place& place, con
   }
   if (!source.has_tails()) source.tails = {};
   return source;
+}
+
+/// Reads a base and its tails at once.
+Result<Source> ReadSource(const BlockIdentity& identity, const Place& place, const TailPlaces& tails,
+                          Medium& medium, MoveScratch& scratch, MoveOutcome& outcome) {
+  std::vector<Medium::PartRead> reads = ReadsOf(place, tails);
+  for (Medium::PartRead& read : reads) {
+    const ColdPart part = read.place.part;
+    read.bounce = part == ColdPart::kBase ? &scratch.source : &scratch.tails[TailIndex(part)];
+  }
+  medium.ReadParts(reads, *scratch.io);
+  return SourceOf(identity, reads, outcome);
 }
 
 /// Puts the tails back beside the base, into `out`; damaged ones are left out and reported. An image of 0
@@ -214,7 +216,8 @@ Status MoveParts(const MoveOrder& order, Source& source, MoveScratch& scratch, M
   return Status::Ok();
 }
 
-Status MoveWhole(const MoveOrder& order, Source& source, MoveScratch& scratch, MoveOutcome& outcome) {
+Status MoveWhole(const MoveOrder& order, Source& source, Medium::PartWrite* write, MoveScratch& scratch,
+                 MoveOutcome& outcome) {
   KVTIER_ASSIGN(const std::span<std::byte> out,
                 order.target_medium->BeginWrite(order.target, scratch.target));
   uint64_t image_bytes = 0;
@@ -232,12 +235,18 @@ Status MoveWhole(const MoveOrder& order, Source& source, MoveScratch& scratch, M
   }
   KVTIER_TRY(CheckTarget(order, out.first(image_bytes), outcome));
   outcome.binding = BindingOf(out.first(image_bytes));
-  return order.target_medium->FinishWrite(order.target, *scratch.io, out, image_bytes, order.meta);
+  if (write == nullptr)
+    return order.target_medium->FinishWrite(order.target, *scratch.io, out, image_bytes, order.meta);
+  *write = {.place = order.target, .built = out, .image_bytes = image_bytes, .meta = order.meta};
+  return Status::Ok();
 }
 
-Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) {
+Status Move(const MoveOrder& order, const MoveTogether& together, MoveScratch& scratch,
+            MoveOutcome& outcome) {
   Source source;
-  if (!order.staged.has_value()) {
+  if (!together.reads.empty()) {
+    KVTIER_ASSIGN(source, SourceOf(order.identity, together.reads, outcome));
+  } else if (!order.staged.has_value()) {
     KVTIER_ASSIGN(source, ReadSource(order.identity, order.source, order.source_tails, *order.source_medium,
                                      scratch, outcome));
   }
@@ -245,7 +254,9 @@ Status Move(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) 
   const bool splits =
       order.target_tails[0].bytes > 0 &&
       (IsPlaneFamily(codec) || CanRequantize(codec, *FindCodec(CodecId::kKv4p), order.identity.shape));
-  return splits ? MoveParts(order, source, scratch, outcome) : MoveWhole(order, source, scratch, outcome);
+  if (!splits) return MoveWhole(order, source, together.write, scratch, outcome);
+  KVTIER_CHECK(together.write == nullptr);
+  return MoveParts(order, source, scratch, outcome);
 }
 
 void KeepWhatIsUsed(MoveScratch& scratch) {
@@ -265,11 +276,17 @@ void MoveScratch::Trim() {
   layers.ShrinkTo(kRetainedBounceBytes);
 }
 
-Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) {
+std::vector<Medium::PartRead> SourceReads(const MoveOrder& order) {
+  KVTIER_CHECK(!order.staged.has_value());
+  return ReadsOf(order.source, order.source_tails);
+}
+
+Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome,
+                 const MoveTogether& together) {
   KVTIER_CHECK(scratch.io != nullptr && order.codec != nullptr && order.target_medium != nullptr);
   KVTIER_CHECK(order.staged.has_value() || order.source_medium != nullptr);
   outcome = {};
-  Status status = Move(order, scratch, outcome);
+  Status status = Move(order, together, scratch, outcome);
   if (!status.ok()) outcome = {.needed_bytes = outcome.needed_bytes};
   KeepWhatIsUsed(scratch);
   return status;

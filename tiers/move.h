@@ -74,10 +74,20 @@ struct MoveScratch {
   void Trim();
 };
 
+/// What a caller that moves several small blocks at once does in MoveBlock's place.
+struct MoveTogether {
+  std::span<Medium::PartRead> reads = {};  ///< SourceReads of the order, done; empty: MoveBlock reads
+  Medium::PartWrite* write = nullptr;      ///< takes the write to the target, which is left to the caller
+};
+/// The reads of an order's source, base first, without bounce buffers. Not for a put.
+std::vector<Medium::PartRead> SourceReads(const MoveOrder& order);
+
 /// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be
 /// published; `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or
-/// answers to another identity). Threads: any worker; the caller keeps source and target pinned.
-Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome);
+/// answers to another identity). An order with target_tails takes no `together.write`. Threads: any worker;
+/// the caller keeps source and target pinned.
+Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome,
+                 const MoveTogether& together = {});
 
 /// Reads the image at `place` and checks header, identity and every part. `outcome` says what stands there,
 /// and which of the tails beside it are bad. Errors: the medium's; kUnimplemented; kDataLoss.

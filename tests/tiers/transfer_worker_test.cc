@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "tests/support/blocks.h"
@@ -173,6 +175,162 @@ TEST_F(TransferWorkersTest, RefusesNoneAndTooMany) {
     EXPECT_EQ(TransferWorkers::Make({.count = count}, jobs_, completions, arenas_, metrics_).status().code(),
               Code::kInvalidArgument);
   }
+}
+
+/// Says how many reads and writes come to it at once. The first submission waits until it is let go on; each
+/// block whose slot is in `bad` fails.
+class BatchingMedium final : public Medium {
+ public:
+  explicit BatchingMedium(Medium& medium) : medium_(medium) {}
+
+  Result<std::span<const std::byte>> Read(const Place& place, BlockIo& io, AlignedBuffer& bounce) override {
+    if (bad.contains(place.slot)) return Status(Code::kUnavailable, "injected");
+    return medium_.Read(place, io, bounce);
+  }
+  void ReadParts(std::span<PartRead> reads, BlockIo& io) override {
+    Note('r', reads.size());
+    Medium::ReadParts(reads, io);
+  }
+  Result<std::span<std::byte>> BeginWrite(const Place& place, AlignedBuffer& bounce) override {
+    return medium_.BeginWrite(place, bounce);
+  }
+  Status FinishWrite(const Place& place, BlockIo& io, std::span<std::byte> built, uint64_t image_bytes,
+                     const RecordMeta& meta) override {
+    if (writes_together_ == 0) Note('w', 1);
+    if (bad.contains(place.slot)) return Status(Code::kUnavailable, "injected");
+    return medium_.FinishWrite(place, io, built, image_bytes, meta);
+  }
+  void FinishWrites(std::span<PartWrite> writes, BlockIo& io) override {
+    Note('w', writes.size());
+    writes_together_ = writes.size();
+    Medium::FinishWrites(writes, io);
+    writes_together_ = 0;
+  }
+  bool likes_batches() const override { return true; }
+
+  std::latch first_came{1}, go_on{1};
+  std::set<uint32_t> bad;
+  /// "r3 w1": submissions in order; after the workers have stopped.
+  std::string submissions;
+
+ private:
+  void Note(char kind, size_t count) {
+    const bool first = submissions.empty();
+    submissions += (first ? "" : " ") + std::string(1, kind) + std::to_string(count);
+    if (!first) return;
+    first_came.count_down();
+    go_on.wait();
+  }
+
+  Medium& medium_;
+  size_t writes_together_ = 0;
+};
+
+class TransferBatchTest : public TransferWorkersTest {
+ protected:
+  void SetUp() override {
+    StartWorkers(1);
+    CreateArenas();
+    for (uint32_t n = 0; n < kSlots; ++n) Push(MoveJob{PutOrder(n)});
+    Collect(kSlots);
+  }
+  MoveJob ReadJob(uint32_t number) {
+    MoveOrder order = CopyOrder(number);
+    order.source_medium = &medium_;
+    return {std::move(order)};
+  }
+  MoveJob WriteJob(uint32_t number) {
+    MoveOrder order = CopyOrder(number);
+    order.target_medium = &medium_;
+    return {std::move(order)};
+  }
+  /// What is pushed by `push` waits behind one block on the device.
+  std::map<JobId, Completion> RunBehindOne(size_t count, const std::function<void()>& push) {
+    Push(ReadJob(kSlots - 1));
+    medium_.first_came.wait();
+    push();
+    medium_.go_on.count_down();
+    std::map<JobId, Completion> done = Collect(count + 1);
+    workers_->Stop();
+    return done;
+  }
+
+  BatchingMedium medium_{arenas_};
+};
+
+TEST_F(TransferBatchTest, SmallReadsThatWaitShareASubmission) {
+  const auto done = RunBehindOne(8, [&] {
+    for (uint32_t n = 0; n < 8; ++n) Push(ReadJob(n));
+  });
+  for (const auto& [id, completion] : done) EXPECT_TRUE(completion.status.ok());
+  EXPECT_EQ(medium_.submissions, "r1 r8");
+  AlignedBuffer bounce;
+  auto io = MakeBlockIo(BlockIoKind::kSync).value();
+  for (uint32_t n = 0; n < 8; ++n) {
+    const auto image = ParseImage(arenas_.Read(SlotOf(kWarm, n), *io, bounce).value());
+    EXPECT_TRUE(MatchIdentity(*image, MakeIdentity(n)).ok()) << n;
+  }
+}
+
+TEST_F(TransferBatchTest, SmallWritesThatWaitShareASubmission) {
+  const auto done = RunBehindOne(8, [&] {
+    for (uint32_t n = 0; n < 8; ++n) Push(WriteJob(n));
+  });
+  for (const auto& [id, completion] : done) EXPECT_TRUE(completion.status.ok());
+  EXPECT_EQ(medium_.submissions, "r1 w8");
+  AlignedBuffer bounce;
+  auto io = MakeBlockIo(BlockIoKind::kSync).value();
+  for (uint32_t n = 0; n < 8; ++n) {
+    const auto image = ParseImage(arenas_.Read(SlotOf(kWarm, n), *io, bounce).value());
+    EXPECT_TRUE(MatchIdentity(*image, MakeIdentity(n)).ok() && VerifyImage(*image).ok()) << n;
+  }
+}
+
+TEST_F(TransferBatchTest, ABatchIsBoundedAndReadsAndWritesDoNotMix) {
+  RunBehindOne(31, [&] {
+    for (uint32_t n = 0; n < 20; ++n) Push(ReadJob(n));
+    Push(WriteJob(20));
+    for (uint32_t n = 21; n < 31; ++n) Push(ReadJob(n));
+  });
+  EXPECT_EQ(medium_.submissions, "r1 r16 r4 w1 r10");
+}
+
+TEST_F(TransferBatchTest, UrgentOnesComeFirst) {
+  RunBehindOne(4, [&] {
+    for (uint32_t n = 0; n < 2; ++n) Push(WriteJob(n));
+    for (uint32_t n = 2; n < 4; ++n) {
+      EXPECT_TRUE(jobs_.TryPushUrgent(Job{.id = JobId{next_job_++}, .work = ReadJob(n)}));
+    }
+  });
+  EXPECT_EQ(medium_.submissions, "r1 r2 w2");
+}
+
+TEST_F(TransferBatchTest, OneThatFailsCostsItselfAlone) {
+  medium_.bad = {3, 8};
+  std::set<JobId> bad_jobs;
+  const auto done = RunBehindOne(10, [&] {
+    for (uint32_t n = 0; n < 10; ++n) {
+      const JobId id = Push(n < 5 ? ReadJob(n) : WriteJob(n));
+      if (medium_.bad.contains(n)) bad_jobs.insert(id);
+    }
+  });
+  EXPECT_EQ(medium_.submissions, "r1 r5 w5");
+  for (const auto& [id, completion] : done) {
+    const bool bad = bad_jobs.contains(id);
+    EXPECT_EQ(completion.status.code(), bad ? Code::kUnavailable : Code::kOk) << id.value;
+    EXPECT_EQ(completion.outcome.codec, bad ? CodecId::kNone : CodecId::kRaw16);
+  }
+}
+
+TEST_F(TransferBatchTest, LargeBlocksGoAlone) {
+  RunBehindOne(2, [&] {
+    for (uint32_t n = 0; n < 2; ++n) {
+      MoveJob job = ReadJob(n);
+      job.order.source.bytes = kMaxBatchedBlockBytes + kSlotAlign;
+      Push(std::move(job));
+    }
+  });
+  EXPECT_EQ(medium_.submissions, "r1 r1 r1");
 }
 
 }  // namespace
