@@ -215,6 +215,8 @@ class DaemonImpl final : public Daemon {
       one.segment_bytes = tier.segment_bytes;
       one.scrub_bytes_per_second = tier.scrub_bytes_per_second;
       one.keep_tails = tier.kind == MediumKind::kNvme && tier.keep_tails;
+      one.admission = tier.admission;
+      one.rewrite_share = tier.rewrite_share;
       one.medium = &arenas_;
       if (const ColdStore* store = cold_tiers_[i].store.get()) {
         one.medium = cold_tiers_[i].store.get();

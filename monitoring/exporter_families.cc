@@ -170,6 +170,8 @@ struct TierCounterRow {
 constexpr TierCounterRow kTierCounters[] = {
     {&TierMetrics::checksum_failures, "kvtier_tier_checksum_failures_total",
      "Images whose bytes were not what their checksums say."},
+    {&TierMetrics::asked_bytes, "kvtier_tier_asked_bytes_total",
+     "Image bytes that puts and demotions brought to a cold tier."},
     {&TierMetrics::scrubbed_blocks, "kvtier_scrubbed_blocks_total", "Blocks that the background check read."},
     {&TierMetrics::scrubbed_bytes, "kvtier_scrubbed_bytes_total", "Bytes that the background check read."},
     {&TierMetrics::scrub_corrupt, "kvtier_scrub_corrupt_blocks_total",
@@ -270,6 +272,46 @@ void AddTiers(const Metrics& metrics, const std::vector<std::string>& tiers, Fam
                                          {label, {"reason", one.value}}));
               }
             });
+  AddByTier(
+      metrics, tiers,
+      out.Add(MetricType::Counter, "kvtier_tier_admissions_total",
+              "Demotions that the tier was asked to take: admitted, or refused because the block is seldom "
+              "used or the write budget is spent."),
+      [](const TierMetrics& tier, const Label& label, Samples& samples) {
+        const LabelledCounter verdicts[] = {{"admitted", tier.admitted},
+                                            {"seldom_used", tier.refused_seldom_used},
+                                            {"over_budget", tier.refused_over_budget}};
+        for (const LabelledCounter& one : verdicts) {
+          samples.push_back(Sample(MetricType::Counter, static_cast<double>(one.counter.Get()),
+                                   {label, {"verdict", one.value}}));
+        }
+      });
+  AddByTier(metrics, tiers,
+            out.Add(MetricType::Counter, "kvtier_tier_written_bytes_total",
+                    "Bytes written to a cold tier's device: records of puts, of demotions, of blocks that a "
+                    "reclaim kept, and metadata."),
+            [](const TierMetrics& tier, const Label& label, Samples& samples) {
+              const LabelledCounter causes[] = {{"put", tier.written_for_puts},
+                                                {"demotion", tier.written_for_demotions},
+                                                {"rewrite", tier.written_for_rewrites},
+                                                {"metadata", tier.written_for_metadata}};
+              for (const LabelledCounter& one : causes) {
+                samples.push_back(Sample(MetricType::Counter, static_cast<double>(one.counter.Get()),
+                                         {label, {"cause", one.value}}));
+              }
+            });
+  AddByTier(
+      metrics, tiers,
+      out.Add(MetricType::Gauge, "kvtier_tier_write_amplification",
+              "Bytes written to a cold tier's device by bytes of images brought there, since the start; 0 "
+              "before the first."),
+      [](const TierMetrics& tier, const Label& label, Samples& samples) {
+        const uint64_t asked = tier.asked_bytes.Get();
+        const uint64_t written = tier.written_for_puts.Get() + tier.written_for_demotions.Get() +
+                                 tier.written_for_rewrites.Get() + tier.written_for_metadata.Get();
+        const double ratio = asked == 0 ? 0 : static_cast<double>(written) / static_cast<double>(asked);
+        samples.push_back(Sample(MetricType::Gauge, ratio, {label}));
+      });
   AddByTier(
       metrics, tiers,
       out.Add(MetricType::Counter, "kvtier_tier_io_errors_total", "Reads and writes that the device failed."),

@@ -53,7 +53,11 @@ struct TierMetrics {
   std::array<Gauge, kPrecisions> blocks;  ///< by precision
   std::array<Counter, kPrecisions> hits;  ///< blocks served to an acquire from this tier, by precision
   Counter evicted_capacity, evicted_removed, evicted_corrupt,
-      evicted_superseded;  ///< left the ladder from here, by reason
+      evicted_superseded;                                      ///< left the ladder from here, by reason
+  Counter admitted, refused_seldom_used, refused_over_budget;  ///< demotions that a cold tier was asked for
+  Counter asked_bytes;  ///< images that puts and demotions brought to a cold tier
+  Counter written_for_puts, written_for_demotions, written_for_rewrites,
+      written_for_metadata;  ///< bytes to a cold tier's device, by cause
   Counter write_errors, read_errors, checksum_failures;
   Counter scrubbed_blocks, scrubbed_bytes, scrub_corrupt,
       scrub_passes;          ///< of the background check of a cold tier; corrupt ones count as failures too

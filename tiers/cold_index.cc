@@ -252,6 +252,7 @@ Status ColdIndex::MarkClean() {
 Status ColdIndex::Write(rocksdb::WriteBatch& batch, std::string_view what) {
   if (batch.Count() == 0) return Status::Ok();
   const Status status = FromRocks(db_->Write(rocksdb::WriteOptions(), &batch), what);
+  if (status.ok()) written_bytes_ += batch.GetDataSize();
   if (!status.ok()) {
     // RocksDB takes no more writes until its own recovery has had its time; opened anew it does at once.
     write_failed_ = true;

@@ -43,6 +43,8 @@ class ColdIndex {
   Status EraseSegment(uint32_t segment);
   /// Syncs everything and leaves the mark. Refused after a write that failed.
   Status MarkClean();
+  /// Of batches, as they go to the log.
+  uint64_t written_bytes() const { return written_bytes_; }
 
  private:
   ColdIndex(Options options, bool read_only);
@@ -57,6 +59,7 @@ class ColdIndex {
   std::unique_ptr<rocksdb::DB> db_;  ///< null after a failed write, until the next call opens it again
   bool was_clean_ = false;
   bool write_failed_ = false;  ///< since Open
+  uint64_t written_bytes_ = 0;
 };
 
 }  // namespace kvtier

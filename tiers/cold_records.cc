@@ -33,6 +33,7 @@ Status MarkSomeDead(std::span<const ColdRecord> records, ColdSegments& segments,
   }
   if (requests.empty()) return first;
   const Status status = RunWithTimeout(io, requests);
+  if (status.ok()) segments.CountMetadata(requests.size() * kColdBlockBytes);
   return first.ok() ? status : first;
 }
 

@@ -149,6 +149,7 @@ Status ColdSegments::WriteHeader(const File& file, uint32_t number, uint64_t seq
   const SegmentHeader header = MakeSegmentHeader(options_.uuid, number, sequence, options_.segment_bytes);
   std::memcpy(block.data(), &header, sizeof(header));
   KVTIER_TRY(RunWithTimeout(io, WriteRequest(file.fd.get(), 0, block.first(kColdBlockBytes))));
+  CountMetadata(kColdBlockBytes);
   return RunWithTimeout(io, SyncRequest(file.fd.get()));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -68,6 +69,10 @@ class ColdSegments {
   /// I/O on the file failed: it is opened anew, since what it was on may have come back as something else.
   void CloseFile(uint32_t number);
 
+  /// Headers, and what CountMetadata was told of. Any thread.
+  uint64_t metadata_bytes_written() const { return metadata_bytes_.load(std::memory_order_relaxed); }
+  void CountMetadata(uint64_t bytes) const { metadata_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+
   uint32_t foreign() const { return foreign_; }  ///< files that Load set aside
   uint32_t count() const;
   const Options& options() const { return options_; }
@@ -94,6 +99,7 @@ class ColdSegments {
 
   const Options options_;
   uint32_t foreign_ = 0;  ///< written by Load only
+  mutable std::atomic<uint64_t> metadata_bytes_{0};
   mutable std::mutex mutex_;
   std::condition_variable created_;
   std::vector<Segment> segments_;  ///< by number

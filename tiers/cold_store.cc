@@ -67,6 +67,9 @@ class FileColdStore final : public ColdStore {
   uint64_t allocated_bytes() const override {
     return segments_.count() * options_.segment_bytes + ColdIndexReserveBytes(options_.capacity_bytes);
   }
+  uint64_t metadata_bytes_written() const override {
+    return segments_.metadata_bytes_written() + index_->written_bytes();
+  }
 
  private:
   std::span<std::byte> Finish(const PartWrite& write) const;

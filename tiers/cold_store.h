@@ -123,6 +123,9 @@ class ColdStore : public Medium {
   /// Whether the space of a segment is reserved when it is made.
   virtual bool preallocates() const { return true; }
   virtual uint64_t allocated_bytes() const = 0;
+  /// Written beside records since Make: segment headers, marks of dead records, index batches as they go to
+  /// its log. 0 where the medium does not wear.
+  virtual uint64_t metadata_bytes_written() const { return 0; }
 };
 
 }  // namespace kvtier

@@ -65,6 +65,7 @@ void Committer::Run() {
     } else {
       ExecuteOne(job);
     }
+    CountMetadata();
   }
   io_.reset();
 }
@@ -174,6 +175,14 @@ Result<ColdStore*> Committer::Find(TierId tier) const {
     if (store.tier == tier) return store.store;
   }
   return Status(Code::kInvalidArgument, "tier " + std::to_string(tier.value) + " is not a cold one");
+}
+
+void Committer::CountMetadata() {
+  for (const CommitterStore& one : stores_) {
+    Counter& counter = metrics_.tier[one.tier.value].written_for_metadata;
+    const uint64_t written = one.store->metadata_bytes_written();
+    if (written > counter.Get()) counter.Add(written - counter.Get());
+  }
 }
 
 void Committer::Complete(JobId id, Status status, MoveOutcome outcome) {

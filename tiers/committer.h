@@ -60,6 +60,7 @@ class Committer {
   Status Perform(const ColdJob& job, BlockIo& io);
   Status Supervised(const std::function<Status(BlockIo&)>& work);
   Result<ColdStore*> Find(TierId tier) const;
+  void CountMetadata();  ///< nobody else adds to those counters
   void Complete(JobId id, Status status, MoveOutcome outcome = {});
 
   const CommitterOptions options_;

@@ -56,6 +56,18 @@ class Section {
       return Fail(*node, key, "must be a number above 0 and at most 1");
     out = *value;
   }
+  /// A share that may be nothing.
+  void Part(std::string_view key, double& out, double max) {
+    const toml::node* node = Take(key);
+    if (node == nullptr) return;
+    const auto value = node->value<double>();
+    if (!value || !(*value >= 0.0 && *value <= max)) {
+      std::ostringstream what;
+      what << "must be a number from 0 to " << max;
+      return Fail(*node, key, what.str());
+    }
+    out = *value;
+  }
   void Bytes(std::string_view key, uint64_t& out, uint64_t min, uint64_t max) {
     const toml::node* node = Take(key);
     if (node == nullptr) return;
@@ -118,6 +130,8 @@ class Section {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kTiB = uint64_t{1} << 40;
+/// A reclaim has to give more than it takes.
+constexpr double kMaxRewriteShare = 0.75;
 
 Status ReadServer(Section section, ServerConfig& server) {
   section.Text("socket", server.socket);
@@ -243,6 +257,12 @@ Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
   section.Bytes("segment", tier.segment_bytes, kMiB, 1024 * kMiB);
   section.Bytes("capacity", tier.capacity_bytes, 16 * kMiB, 1024 * kTiB);
   section.Bytes("scrub_rate", tier.scrub_bytes_per_second, 0, kTiB);
+  section.Part("rewrite_share", tier.rewrite_share, kMaxRewriteShare);
+  std::string admission = "all";
+  section.Text("admission", admission);
+  section.Check("admission", CheckAdmission(admission));
+  tier.admission.by_frequency = admission == "frequency";
+  section.Bytes("write_budget", tier.admission.write_bytes_per_day, 0, 1024 * kTiB);
   ReadCommonTierKeys(section, tier, "kv2p");
   section.Check("segment", CheckSegment(tier.segment_bytes, tier.capacity_bytes));
   KVTIER_TRY(section.Finish());

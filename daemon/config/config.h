@@ -36,6 +36,8 @@ struct TierConfig {
   std::string path;  ///< cold tiers only, as is all below; cxl: may be empty
   uint64_t segment_bytes = uint64_t{64} << 20;
   uint64_t scrub_bytes_per_second = uint64_t{1} << 20;
+  AdmissionOptions admission{};
+  double rewrite_share = 0;
   bool direct_io = true;                ///< nvme
   bool keep_tails = true;               ///< nvme: tails = "while_room"
   CxlKind cxl_source = CxlKind::kAuto;  ///< cxl, as is all below

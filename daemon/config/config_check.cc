@@ -107,6 +107,11 @@ Status CheckTails(std::string_view tails) {
   return Invalid("must be \"never\" or \"while_room\"");
 }
 
+Status CheckAdmission(std::string_view admission) {
+  const bool known = admission == "all" || admission == "frequency";
+  return known ? Status::Ok() : Invalid("must be \"all\" or \"frequency\"");
+}
+
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes) {
   if (segment_bytes % kSlotAlign != 0) return Invalid("must be a multiple of 4KiB");
   // One segment that fills, one that is being emptied, and the index.

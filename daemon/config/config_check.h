@@ -23,6 +23,7 @@ Result<CxlKind> ParseCxlSource(std::string_view source);
 /// Which of path and NUMA node goes with which source.
 Status CheckCxlPlace(const TierConfig& tier);
 Status CheckTails(std::string_view tails);
+Status CheckAdmission(std::string_view admission);
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes);
 /// There is a tier, no tier is more exact than the one above it, and of the cold ones CXL comes first.
 Status CheckLadder(const std::vector<TierConfig>& tiers);

@@ -298,7 +298,7 @@ void EngineImpl::FailAcquire(OpId id, Code code) {
   Fail(op.reply, code, "the acquire was given up");
 }
 
-void EngineImpl::CountAcquire(const AcquireOp& op) const {
+void EngineImpl::CountAcquire(const AcquireOp& op) {
   metrics_.acquires.Add();
   metrics_.acquired_blocks.Add(op.items.size());
   metrics_.missed_blocks.Add(op.asked - op.items.size());
@@ -308,6 +308,7 @@ void EngineImpl::CountAcquire(const AcquireOp& op) const {
     const Precision precision = FindCodec(table_.at(item.entry).copies[item.pinned.value].codec)->precision;
     metrics_.tier[item.served_from.value].hits[static_cast<size_t>(precision)].Add();
     slowest = std::max(slowest, item.served_from);
+    CountUse(table_.at(item.entry));
   }
   if (op.items.empty()) return;
   metrics_.tier[slowest.value].acquire_latency.Observe(static_cast<uint64_t>((now_ - op.started).count()));

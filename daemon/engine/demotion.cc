@@ -30,10 +30,16 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
     return Room::kFreed;
   }
   Tier& tier = ladder_.at(from);
+  bool refused = false;
   for (uint32_t lower = first_lower; lower < ladder_.tiers().size(); ++lower) {
     if (entry.copies[lower].state != CopyState::kAbsent) continue;
     if (!CouldTake(ladder_.tiers()[lower], entry, from, Purpose::kDemote)) continue;
     if (tier.demotions_in_flight >= kMaxDemotionsPerTier) return Room::kBusy;
+    const DemotionFor whom = waiter ? DemotionFor::kOperator : DemotionFor::kRoom;
+    if (!Admits(ladder_.tiers()[lower], entry, from, whom)) {
+      refused = true;
+      continue;
+    }
     const uint64_t bytes = entry.copies[from.value].place.bytes;
     ++tier.demotions_in_flight;
     tier.leaving_bytes += bytes;
@@ -51,7 +57,8 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
     transfers_.at(transfer).source_class = source_class;
     return Room::kComing;
   }
-  if (!on_demand) return Room::kNone;
+  // What is refused now is not asked for again at every step: the next victim may be taken.
+  if (!on_demand && !refused) return Room::kNone;
   EvictCopy(id, from, Reason::kCapacity);
   return Room::kFreed;
 }

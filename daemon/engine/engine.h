@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "daemon/engine/command.h"
+#include "daemon/policy/admission.h"
 #include "monitoring/metrics.h"
 #include "tiers/base/bounded_queue.h"
 #include "tiers/cold_store.h"
@@ -27,6 +28,8 @@ struct TierOptions {
   uint64_t scrub_bytes_per_second = 0;          ///< pace of the background check; 0: none
   /// nvme in kv2p: the planes that complete k4v2 and int4 stay beside a block while there is room.
   bool keep_tails = false;
+  AdmissionOptions admission{};  ///< of demotions to it
+  double rewrite_share = 0;      ///< of a segment that the last tier reclaims: what is used a lot stays
   Medium* medium = nullptr;
 };
 

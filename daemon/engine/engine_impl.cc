@@ -75,7 +75,8 @@ EngineImpl::EngineImpl(EngineOptions options, Deps deps)
       deps_(deps),
       metrics_(deps.metrics),
       table_(options_.limits.max_entries, options_.hash_seed),
-      ladder_(options_.tiers, table_, models_, metrics_) {}
+      ladder_(options_.tiers, table_, models_, metrics_),
+      sketch_(MakeSketch(options_)) {}
 
 TimePoint EngineImpl::Step(TimePoint now) {
   now_ = now;
@@ -202,6 +203,10 @@ void EngineImpl::OnJobDone(const PendingJob& job, Completion completion) {
       return;
     case PendingJob::Kind::kRecycle:
       return OnRecycled(job, completion.status);
+    case PendingJob::Kind::kRewrite:
+      return OnRewritten(job, completion);
+    case PendingJob::Kind::kRewriteCommit:
+      return OnRewriteCommitted(job, completion.status);
     case PendingJob::Kind::kPutModel:
       return OnPutModelDone(job.model, job.tier, completion.status);
   }
@@ -263,7 +268,7 @@ uint64_t EngineImpl::Outstanding() const {
     for (const auto& [ticket_id, ticket] : session.tickets) waits += ticket.waits.size();
   }
   return jobs_.size() + transfers_.size() + puts_.size() + acquires_.size() + prefetches_.size() +
-         sweeps_.size() + removals_.size() + waits + (current_ ? 1 : 0);
+         sweeps_.size() + removals_.size() + rewrites_.size() + waits + (current_ ? 1 : 0);
 }
 
 }  // namespace kvtier

@@ -10,6 +10,7 @@
 #include "daemon/engine/ghost_list.h"
 #include "daemon/engine/ladder.h"
 #include "daemon/engine/operations.h"
+#include "daemon/policy/frequency_sketch.h"
 
 namespace kvtier {
 
@@ -130,7 +131,7 @@ class EngineImpl final : public Engine {
   void FinishAcquire(OpId id);
   void FailAcquire(OpId id, Code code);
   AcquiredBlock DescribeAcquired(const AcquireOp::Item& item) const;
-  void CountAcquire(const AcquireOp& op) const;
+  void CountAcquire(const AcquireOp& op);
   Lease* FindLease(SessionId session, LeaseId lease);
   bool FitsLeaseShare(const Session& session, TierId tier, uint64_t bytes) const;
   void PinForLease(Session& session, Lease& lease, EntryId entry, TierId tier);
@@ -224,6 +225,8 @@ class EngineImpl final : public Engine {
   void AdvanceDrains(Tier& tier);
   void OnArenaCreated(const PendingJob& job, const Status& status);
   void OnArenaDestroyed(const PendingJob& job);
+  /// Segments to keep clean ahead of the writers.
+  static uint64_t SparesOf(const Tier& tier);
   void PumpCold(Tier& tier);
   enum class Places : uint8_t { kTaken, kNoneForBase, kNoneForTail };
   Places TakeColdPlaces(Tier& tier, Transfer& transfer);
@@ -232,6 +235,7 @@ class EngineImpl final : public Engine {
   bool GoesFor(const Tier& tier, uint32_t segment, ColdPart needed_by) const;
   std::optional<uint32_t> ColdVictim(const Tier& tier, ColdPart needed_by) const;
   bool RecycleSegment(Tier& tier, ColdPart needed_by);
+  bool IsLast(const Tier& tier) const { return tier.id.value + 1u == ladder_.tiers().size(); }
   bool DrainSegment(Tier& tier);
   bool StandsIn(const Tier& tier, uint32_t segment, const SegmentAllocator::Record& record) const;
   void OrderRecycle(Tier& tier, uint32_t segment);
@@ -245,6 +249,27 @@ class EngineImpl final : public Engine {
   std::optional<EntryId> LeastUsed(const Tier& tier) const;
   bool MayLeave(EntryId id, TierId tier) const;
   Room MoveAway(EntryId id, TierId tier, uint32_t first_lower, bool on_demand, std::optional<Waiter> waiter);
+
+  // admission.cc
+  static std::unique_ptr<FrequencySketch> MakeSketch(const EngineOptions& options);
+  void CountUse(const Entry& entry);
+  /// Lately; 0 where nobody counts.
+  uint32_t UsesOf(const Entry& entry) const;
+  /// Uses that a block needs to be worth the room that is made for it.
+  uint32_t LeastUsesFor(Tier& to);
+  enum class DemotionFor : uint8_t { kRoom, kOperator };
+  bool Admits(Tier& to, const Entry& entry, TierId from, DemotionFor whom);
+  void CountWritten(const Transfer& transfer);
+
+  // rewrites.cc
+  std::vector<EntryId> WorthRewriting(const Tier& tier, uint32_t segment) const;
+  /// Whether any are under way now.
+  bool StartRewrites(Tier& tier, uint32_t segment);
+  void OnRewritten(const PendingJob& job, const Completion& completion);
+  void OnRewriteCommitted(const PendingJob& job, const Status& status);
+  /// Whether all of the tier are done.
+  bool AdvanceRewrites(Tier& tier);
+  void EndRewrite(OpId op);
 
   // removal.cc
   enum class Reason : uint8_t { kCapacity, kRemoved, kCorrupt, kSuperseded, kExpired };
@@ -306,6 +331,7 @@ class EngineImpl final : public Engine {
   ModelTable models_;
   Ladder ladder_;
   GhostList ghosts_;
+  std::unique_ptr<FrequencySketch> sketch_;  ///< null where no tier asks
   TimerQueue timers_;
   TimePoint now_{};
 
@@ -317,6 +343,7 @@ class EngineImpl final : public Engine {
   std::unordered_map<OpId, PrefetchOp> prefetches_;
   std::map<OpId, SweepOp> sweeps_;
   std::map<OpId, RemovalOp> removals_;
+  std::map<OpId, Rewrite> rewrites_;
   struct RetiredArena {
     TierId tier;
     std::set<SessionId> mapped_by;

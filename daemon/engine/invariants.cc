@@ -56,7 +56,7 @@ void Ladder::CheckInvariants() const {
       KVTIER_CHECK(entry.precision[tier.id.value] >= entry.floor);
       unleased += copy.lease_pins == 0;
     }
-    KVTIER_CHECK(blocks == tier.blocks && used == tier.used_bytes());
+    KVTIER_CHECK(blocks == tier.blocks && used + tier.rewriting_bytes == tier.used_bytes());
     uint64_t ordered = tier.host() ? 0 : tier.order->size();
     for (const auto& [slot_class, queue] : tier.classes) ordered += queue.order->size();
     KVTIER_CHECK(ordered == unleased);
@@ -147,6 +147,7 @@ void EngineImpl::CheckPins() const {
   for (const auto& [id, job] : jobs_) {
     if (job.kind == PendingJob::Kind::kVerify) ++job_pins[{job.entry, job.tier}];
   }
+  for (const auto& [op, rewrite] : rewrites_) ++job_pins[{rewrite.entry, rewrite.tier}];
   for (uint32_t row = 0; row < table_.row_limit(); ++row) {
     const EntryId id{row};
     if (!table_.live(id)) continue;
@@ -185,6 +186,9 @@ void EngineImpl::CheckQueues() const {
       ++frees[transfer.source_class];
     }
     for (const auto& [id, job] : jobs_) moves += job.kind == PendingJob::Kind::kVerify && job.tier == tier.id;
+    const auto rewrites =
+        std::ranges::count_if(rewrites_, [&tier](const auto& item) { return item.second.tier == tier.id; });
+    KVTIER_CHECK(static_cast<uint32_t>(rewrites) == tier.rewrites_in_flight);
     KVTIER_CHECK(demotions == tier.demotions_in_flight && moves == tier.moves_in_flight);
     for (const auto& [slot_class, queue] : tier.classes) {
       check(queue.waiting, tier.id);

@@ -30,6 +30,7 @@ Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTa
     Tier& tier = tiers_.emplace_back();
     tier.id = TierId{static_cast<uint8_t>(i)};
     tier.options = tiers[i];
+    tier.admission = AdmissionPolicy(tiers[i].admission);
     tier.metrics = &metrics.tier[i];
     tier.metrics->capacity_bytes.Set(static_cast<int64_t>(tiers[i].capacity_bytes));
     if (tiers[i].kind == MediumKind::kHost) {
@@ -168,6 +169,21 @@ void Ladder::Recover(EntryId id, const RecoveredBlock& record) {
   RecoverTails(id, tier, record);
   CountPresent(id, tier);
   EnterOrder(id, tier);
+}
+
+void Ladder::Relocate(EntryId id, TierId tier, const Place& to) {
+  Copy& copy = table_.at(id).copies[tier.value];
+  KVTIER_CHECK(copy.state == CopyState::kPresent && copy.lease_pins == 0 && copy.job_pins == 1);
+  KVTIER_CHECK(!at(tier).host() && copy.image_bytes <= to.bytes);
+  GiveUpPlace(id, tier, std::exchange(copy.place, to));
+}
+
+void Ladder::GiveUpPlace(EntryId id, TierId tier_id, const Place& place) {
+  Tier& tier = at(tier_id);
+  ColdRecord record = RecordOf(table_.at(id), tier_id);
+  record.place = place;
+  tier.to_erase.push_back(std::move(record));
+  tier.segments->Release(place);
 }
 
 void Ladder::Pin(EntryId id, TierId tier_id, PinKind kind) {

@@ -64,7 +64,12 @@ struct Tier {
   Circuit reads{kReadFailuresToOpen};
   JobLane<Job> moves;
   JobLane<ColdJob> commits;
+  AdmissionPolicy admission{AdmissionOptions{}};
+  uint32_t judged = 0;      ///< by frequency
+  uint32_t least_uses = 0;  ///< as last looked
   uint32_t recycles_in_flight = 0;
+  uint32_t rewrites_in_flight = 0;
+  uint64_t rewriting_bytes = 0;              ///< of their places, which no copy has yet
   std::optional<uint32_t> draining_segment;  ///< its blocks move to a lower tier, then it is recycled
   struct Scrub {
     uint32_t next_row = 0;
@@ -115,6 +120,12 @@ class Ladder {
   void DropTail(EntryId id, TierId tier, ColdPart part, Erasing erasing);
   /// absent -> present, at start.
   void Recover(EntryId id, const RecoveredBlock& record);
+
+  /// A present copy of a cold tier stands at `to` from now on; its old record is given up. Nobody may read
+  /// that.
+  void Relocate(EntryId id, TierId tier, const Place& to);
+  /// A place of a cold tier, of no copy, that may have been written to.
+  void GiveUpPlace(EntryId id, TierId tier, const Place& place);
 
   void Pin(EntryId id, TierId tier, PinKind kind);
   void Unpin(EntryId id, TierId tier, PinKind kind);

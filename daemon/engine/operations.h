@@ -61,6 +61,14 @@ struct Transfer {
   }
 };
 
+/// A block that is written again on the same tier, because the segment that it is in is about to go.
+struct Rewrite {
+  EntryId entry = kNoEntry;  ///< its copy has a job's pin
+  TierId tier;
+  Place target;
+  bool committed = false;
+};
+
 /// Blocks that one put brings.
 struct PutOp {
   OpId id;
@@ -213,6 +221,8 @@ struct PendingJob {
     kVerify,
     kErase,
     kRecycle,
+    kRewrite,
+    kRewriteCommit,
     kPutModel
   };
   Kind kind;
@@ -221,7 +231,7 @@ struct PendingJob {
   ArenaId arena{};
   uint32_t segment = 0;
   ModelId model{};
-  OpId op{};  ///< kVerify: of whom; 0: the background check
+  OpId op{};  ///< kVerify: of whom; 0: the background check. kRewrite, kRewriteCommit: which
   EntryId entry = kNoEntry;
   uint64_t bytes = 0;              ///< kVerify
   Key key{};                       ///< kVerify

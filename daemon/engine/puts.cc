@@ -240,6 +240,7 @@ void EngineImpl::EndStoring(PutOp::Block& block, const PutOutcome& outcome) {
 
 void EngineImpl::OnStored(EntryId id, const std::vector<Key>& supersedes) {
   const Entry& entry = table_.at(id);
+  CountUse(entry);
   const EntryId parent = table_.Find(entry.tenant, entry.parent);
   if (parent != kNoEntry) ++table_.at(parent).children;
   if (entry.is_tail) {

@@ -6,12 +6,21 @@
 namespace kvtier {
 namespace {
 
-/// Where a tier has at least this many segments, one is kept free ahead of need.
+/// Where a tier has at least this many segments, some are kept clean ahead of the writers: one in
+/// kSegmentsOfASpare, at most kMaxSpares.
 constexpr uint64_t kSegmentsForASpare = 8;
+constexpr uint64_t kSegmentsOfASpare = 16, kMaxSpares = 4;
 /// Fresh segments that no tail takes: the next block's.
 constexpr uint32_t kFreshForBases = 1;
 
 }  // namespace
+
+uint64_t EngineImpl::SparesOf(const Tier& tier) {
+  const uint64_t segments = tier.segments->capacity_bytes() / tier.options.segment_bytes;
+  if (segments < kSegmentsForASpare) return 0;
+  if (tier.options.keep_tails) return 1;  // more are clean as soon as tails are given up
+  return std::clamp<uint64_t>(segments / kSegmentsOfASpare, 1, kMaxSpares);
+}
 
 void EngineImpl::PumpCold(Tier& tier) {
   FlushErases(tier);
@@ -36,9 +45,8 @@ void EngineImpl::PumpCold(Tier& tier) {
     if (tier.moves_in_flight > 0) return;  // what is being written or read now can leave as soon as that ends
     return FailWaiting(tier.waiting);
   }
-  const bool wants_spare = tier.segments->capacity_bytes() / tier.options.segment_bytes >= kSegmentsForASpare;
-  const bool needs_spare = wants_spare && tier.segments->fresh_segments() == 0 &&
-                           tier.recycles_in_flight == 0 && !tier.circuit.open();
+  const bool needs_spare =
+      tier.segments->fresh_segments() + tier.recycles_in_flight < SparesOf(tier) && !tier.circuit.open();
   if (tier.draining_segment || needs_spare) RecycleSegment(tier, ColdPart::kBase);
 }
 
@@ -156,13 +164,13 @@ void EngineImpl::DropSegment(Tier& tier, uint32_t segment) {
 
 /// True: a segment is on its way to the part that needs it.
 bool EngineImpl::RecycleSegment(Tier& tier, ColdPart needed_by) {
-  if (tier.draining_segment && needed_by == ColdPart::kBase) return DrainSegment(tier);
+  if (tier.draining_segment && needed_by == ColdPart::kBase && DrainSegment(tier)) return true;
   const std::optional<uint32_t> victim = ColdVictim(tier, needed_by);
   if (!victim) return false;
   ++changes_;
-  const bool is_last = tier.id.value + 1u == ladder_.tiers().size();
-  if (is_last || tier.segments->PartOf(*victim) != ColdPart::kBase ||
-      tier.segments->segment_live_bytes(*victim) == 0) {
+  const bool holds_blocks =
+      tier.segments->PartOf(*victim) == ColdPart::kBase && tier.segments->segment_live_bytes(*victim) > 0;
+  if (!holds_blocks || (IsLast(tier) && !StartRewrites(tier, *victim))) {
     OrderRecycle(tier, *victim);
     return true;
   }
@@ -170,10 +178,18 @@ bool EngineImpl::RecycleSegment(Tier& tier, ColdPart needed_by) {
   return DrainSegment(tier);
 }
 
-/// Moves what lives in the segment down the ladder, and recycles it once nothing does any more. True: it is
-/// under way.
+/// Moves what lives in the segment down the ladder, and recycles it once nothing does any more; on the last
+/// tier, once what is written again is. True: it is under way.
 bool EngineImpl::DrainSegment(Tier& tier) {
   const uint32_t segment = *tier.draining_segment;
+  if (IsLast(tier)) {
+    if (!AdvanceRewrites(tier)) return true;
+    ++changes_;
+    tier.draining_segment.reset();
+    const bool may_go = SegmentMayGo(tier, segment);
+    if (may_go) OrderRecycle(tier, segment);
+    return may_go;
+  }
   bool any_left = false;
   const auto records = tier.segments->Records(segment);
   for (const SegmentAllocator::Record& record : std::vector(records.begin(), records.end())) {

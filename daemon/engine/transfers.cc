@@ -253,7 +253,10 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
   transfer.outcome = completion.outcome;
   if (transfer.from) ladder_.at(*transfer.from).reads.OnSuccess();
   DropBadTails(transfer);
-  if (!ladder_.at(transfer.to).host()) NoteFiles(transfer);
+  if (!ladder_.at(transfer.to).host()) {
+    NoteFiles(transfer);
+    CountWritten(transfer);
+  }
   const Entry& entry = table_.at(transfer.entry);
   if (ladder_.at(transfer.to).host() || !entry.in_table) return FinishTransfer(id, Status::Ok());
   transfer.stage = Transfer::Stage::kCommitting;

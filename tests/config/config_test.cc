@@ -130,6 +130,9 @@ segment = "16MiB"
 codec = "kv42"
 direct_io = false
 scrub_rate = "2MiB"
+admission = "frequency"
+write_budget = "3GiB"
+rewrite_share = 0.25
 [limits]
 sessions = 5
 models_per_session = 6
@@ -161,6 +164,9 @@ listen = "off"
   EXPECT_EQ(config->tiers[1].segment_bytes, uint64_t{16} << 20);
   EXPECT_FALSE(config->tiers[1].direct_io);
   EXPECT_EQ(config->tiers[1].scrub_bytes_per_second, uint64_t{2} << 20);
+  EXPECT_DOUBLE_EQ(config->tiers[1].rewrite_share, 0.25);
+  EXPECT_TRUE(config->tiers[1].admission.by_frequency);
+  EXPECT_EQ(config->tiers[1].admission.write_bytes_per_day, uint64_t{3} << 30);
   EXPECT_EQ(config->limits.sessions, 5u);
   EXPECT_EQ(config->limits.models_per_session, 6u);
   EXPECT_EQ(config->limits.leases_per_session, 7u);
@@ -254,9 +260,17 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{
             "NvmeKeyInCxl", Cxl("direct_io = true\n"),
             "kvtier.toml:4: [tier.cold] direct_io: unknown key (known: medium, source, path, numa_node, "
-            "segment, capacity, scrub_rate, codec, high_watermark, low_watermark)"},
+            "segment, capacity, scrub_rate, rewrite_share, admission, write_budget, codec, high_watermark, "
+            "low_watermark)"},
         BadConfig{"UnknownColdMedium", Cold("medium = \"host\"\n"),
                   "kvtier.toml:4: [tier.cold] medium: unknown medium \"host\" (known here: cxl, nvme)"},
+        BadConfig{"UnknownAdmission", Cold("admission = \"some\"\n"),
+                  "kvtier.toml:4: [tier.cold] admission: must be \"all\" or \"frequency\""},
+        BadConfig{"RewriteShareOfAll", Cold("rewrite_share = 1.0\n"),
+                  "kvtier.toml:4: [tier.cold] rewrite_share: must be a number from 0 to 0.75"},
+        BadConfig{"WriteBudgetThatIsNoSize", Cold("write_budget = \"much\"\n"),
+                  "kvtier.toml:4: [tier.cold] write_budget: \"much\" is not a size (examples: 512MiB, 4GiB, "
+                  "1048576)"},
         BadConfig{"UnknownTails", Cold("tails = \"sometimes\"\n"),
                   "kvtier.toml:4: [tier.cold] tails: must be \"never\" or \"while_room\""},
         BadConfig{"ColdWithoutPath", "[[tier.cold]]\ncapacity = \"1GiB\"\n",
@@ -267,7 +281,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "kvtier.toml:4: [tier.cold] segment: capacity must hold at least four segments"},
         BadConfig{"HostKeyInCold", Cold("watermark = 1\n"),
                   "kvtier.toml:4: [tier.cold] watermark: unknown key (known: medium, path, direct_io, "
-                  "tails, segment, capacity, scrub_rate, codec, high_watermark, low_watermark)"},
+                  "tails, segment, capacity, scrub_rate, rewrite_share, admission, write_budget, codec, "
+                  "high_watermark, low_watermark)"},
         BadConfig{"WatermarksCrossed", Hot("high_watermark = 0.5\nlow_watermark = 0.6\n"),
                   "kvtier.toml:4: [tier.hot] low_watermark: low_watermark must be below high_watermark"},
         BadConfig{"WatermarkAboveOne", Hot("high_watermark = 1.5\n"),
@@ -381,6 +396,9 @@ TEST(Config, TheShippedExampleDocumentsEveryKey) {
                           "segment",
                           "direct_io",
                           "scrub_rate",
+                          "rewrite_share",
+                          "admission",
+                          "write_budget",
                           "tails",
                           "sessions",
                           "models_per_session",

@@ -25,8 +25,14 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
   if (shape > 1) {
     harness.tiers.push_back(ColdTier("cold", scale * (160 + 64 * Random(6)) * kKiB,
                                      scale * (24 + 8 * Random(3)) * kKiB, CodecId::kKv2p));
-    harness.tiers.back().scrub_bytes_per_second = Random(3) * kKiB * kKiB;
-    harness.tiers.back().keep_tails = Chance(70);
+    TierOptions& cold = harness.tiers.back();
+    cold.scrub_bytes_per_second = Random(3) * kKiB * kKiB;
+    cold.keep_tails = Chance(70);
+    // Other random numbers than before would be other runs for no reason.
+    cold.rewrite_share = options_.seed % 3 == 1 ? 0.5 : 0;
+    if (!options_.roomy && options_.seed % 4 == 3) {
+      cold.admission = {.by_frequency = true, .write_bytes_per_day = 24 * kKiB * kKiB};
+    }
   }
   harness.limits.lease_share = 0.25 + 0.1 * static_cast<double>(Random(6));
   harness.limits.jobs_in_flight = static_cast<uint32_t>(2 + Random(40));

@@ -55,6 +55,22 @@ TEST(ExporterFamilies, CountersAreExact) {
   EXPECT_THAT(text, HasSubstr("kvtier_build_info{version=\"9.8.7\"} 1\n"));
 }
 
+TEST(ExporterFamilies, WriteAmplificationIsWhatWasWrittenByWhatWasAskedFor) {
+  Metrics metrics;
+  EXPECT_THAT(TextOf(metrics), HasSubstr("\nkvtier_tier_write_amplification{tier=\"cold\"} 0\n"));
+  TierMetrics& cold = metrics.tier[2];
+  cold.asked_bytes.Add(100);
+  cold.written_for_puts.Add(50);
+  cold.written_for_demotions.Add(60);
+  cold.written_for_rewrites.Add(30);
+  cold.written_for_metadata.Add(10);
+  cold.refused_over_budget.Add(3);
+  const std::string text = TextOf(metrics);
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_write_amplification{tier=\"cold\"} 1.5\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_written_bytes_total{tier=\"cold\",cause=\"rewrite\"} 30\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_tier_admissions_total{tier=\"cold\",verdict=\"over_budget\"} 3\n"));
+}
+
 TEST(ExporterFamilies, HistogramsAreCumulativeInSeconds) {
   Metrics metrics;
   metrics.tier[2].acquire_latency.Observe(1'000);              // at most 1 us

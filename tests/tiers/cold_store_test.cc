@@ -145,6 +145,22 @@ TEST_F(ColdStoreTest, SeveralBlocksAreOneSubmissionEachWayAndOneThatFailsCostsIt
   EXPECT_EQ(reads[2].bytes.status().code(), Code::kDataLoss) << "never written";
 }
 
+TEST_F(ColdStoreTest, WhatIsWrittenBesideRecordsIsCounted) {
+  const uint64_t before = store_->metadata_bytes_written();
+  const ColdRecord record = Write(1);
+  const uint64_t written = store_->metadata_bytes_written();
+  EXPECT_EQ(written, before + kColdSegmentHeaderBytes);
+  ASSERT_TRUE(store_->Commit({&record, 1}, *io_).ok());
+  const uint64_t committed = store_->metadata_bytes_written();
+  EXPECT_GT(committed, written + sizeof(record.identity.key.bytes));
+  EXPECT_LT(committed, written + kSlotAlign);
+  ASSERT_TRUE(store_->Erase({&record, 1}, *io_).ok());
+  const uint64_t erased = store_->metadata_bytes_written();
+  EXPECT_GT(erased, committed + kSlotAlign);
+  ASSERT_TRUE(store_->RecycleSegment(record.place.container, 100, *io_).ok());
+  EXPECT_GE(store_->metadata_bytes_written(), erased + kColdSegmentHeaderBytes);
+}
+
 TEST_F(ColdStoreTest, OneCommitSyncsEachSegmentOnce) {
   std::vector<ColdRecord> records;
   for (uint64_t seed = 1; seed <= 30; ++seed) records.push_back(Write(seed));

@@ -41,6 +41,8 @@ class FakeColdStore final : public ColdStore {
   bool direct_io() const override { return false; }
   uint64_t allocated_bytes() const override { return 0; }
 
+  uint64_t metadata_bytes_written() const override { return 100 * calls.size(); }
+
   std::map<uint32_t, Status> answers;  ///< by segment
   std::optional<uint32_t> throws_for;
   std::vector<Call> calls;  ///< read after Stop
@@ -96,6 +98,16 @@ class CommitterTest : public testing::Test {
                        completions_,
                        metrics_};
 };
+
+TEST_F(CommitterTest, WhatAStoreWritesBesideRecordsIsCountedForItsTier) {
+  for (uint64_t id = 1; id <= 4; ++id) Push(id, EraseFrom(static_cast<uint32_t>(id)));
+  Push(5, CommitTo(1, 3));
+  ASSERT_TRUE(committer_.Start().ok());
+  Completions(5);
+  committer_.Stop();
+  EXPECT_EQ(metrics_.tier[2].written_for_metadata.Get(), 400u);
+  EXPECT_EQ(metrics_.tier[3].written_for_metadata.Get(), 100u);
+}
 
 TEST_F(CommitterTest, TailsAreCommittedBeforeTheirBlocksAndFailAlone) {
   store_.answers[7] = Status(Code::kUnavailable, "injected");
