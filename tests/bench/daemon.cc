@@ -67,7 +67,8 @@ std::string Config(const DaemonOptions& daemon, const std::string& folder, uint1
   if (daemon.warm_bytes > 0) out << "[tier.warm]\ncapacity = " << daemon.warm_bytes << "\n";
   if (daemon.cold_bytes > 0) {
     out << "[[tier.cold]]\nmedium = \"nvme\"\npath = \"" << folder
-        << "/cold\"\ntails = \"never\"\ncapacity = " << daemon.cold_bytes << "\n";
+        << "/cold\"\ntails = \"never\"\ncapacity = " << daemon.cold_bytes << "\n"
+        << daemon.cold_keys;
   }
   out << "[metrics]\nlisten = \"127.0.0.1:" << port << "\"\n";
   return out.str();
@@ -77,7 +78,7 @@ std::string Config(const DaemonOptions& daemon, const std::string& folder, uint1
 
 Result<std::unique_ptr<Daemon>> Daemon::Start(const Options& options, const DaemonOptions& settings) {
   std::unique_ptr<Daemon> daemon(new Daemon);
-  KVTIER_ASSIGN(daemon->folder_, TemporaryFolder::Make());
+  KVTIER_ASSIGN(daemon->folder_, TemporaryFolder::Make(settings.folder));
   KVTIER_ASSIGN(daemon->metrics_port_, FreePort());
   const std::string& folder = daemon->folder_->path();
   daemon->socket_ = folder + "/kvtierd.sock";

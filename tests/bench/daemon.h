@@ -14,6 +14,8 @@ struct DaemonOptions {
   uint64_t hot_bytes = 0;
   uint64_t warm_bytes = 0;  ///< 0: no such tier
   uint64_t cold_bytes = 0;
+  std::string cold_keys = {};  ///< more lines of the cold tier's section
+  std::string folder = {};     ///< in which its own is made; empty: the system's temporary one
 };
 
 /// A kvtierd of its own: configuration, socket, data and log in one temporary folder. Threads: one.

@@ -20,4 +20,8 @@ void MeasureStorageTransfers(const StorageOptions& options, Report& report);
 /// Start of a store by its index, and without it by a scan.
 void MeasureStorageRecovery(const StorageOptions& options, Report& report);
 
+/// What a real daemon writes to its device, by cause, and how often it hits, when far more blocks are asked
+/// for than its cold tier holds: under each policy of admission and reclaim. Only where the daemon is built.
+void MeasureStorageAmplification(const StorageOptions& options, Report& report);
+
 }  // namespace kvtier::bench
