@@ -28,9 +28,13 @@ constexpr size_t kMaxPutsUnderWay = 3;
 constexpr uint32_t kAckPatience = 15;
 constexpr double kLeastOfOthers = 0.99;
 
-DaemonSettings Settings() {
-  return {
-      .hot_bytes = kHotBytes, .cold_bytes = kColdBytes, .segment = "1MiB", .tails = "while_room", .more = {}};
+DaemonSettings Settings(const Options& options) {
+  return {.hot_bytes = kHotBytes,
+          .cold_bytes = kColdBytes,
+          .segment = "1MiB",
+          .tails = "while_room",
+          .cold_keys = fmt::format("rewrite_share = {:.2f}\n", options.rewrite_share),
+          .more = {}};
 }
 
 size_t FilesIn(const std::string& folder) {
@@ -96,7 +100,7 @@ Campaign::Campaign(Options options)
       rng_(options_.seed),
       ledger_(options_.journal.empty() ? journal_.File("journal") : options_.journal),
       payloads_(options_.seed),
-      daemon_(Settings()) {
+      daemon_(Settings(options_)) {
   ::sync();  // what after_kill may undo starts with a configuration on the disk
 }
 

@@ -16,6 +16,7 @@ struct Options {
   uint32_t seed = 1;
   uint32_t work_ms = 350;       ///< the longest time from a checked restart to the kill
   uint32_t live_blocks = 240;   ///< at most; all of them are checked after every kill
+  double rewrite_share = 0;     ///< of the cold tier
   std::string after_kill = {};  ///< a shell command after every kill, while no daemon runs
   std::string journal = {};     ///< path; empty: in the temporary folder
 };

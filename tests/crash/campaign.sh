@@ -5,6 +5,7 @@
 #   tests/crash/campaign.sh [--kills N] [--seed S]      1000 kills without an argument; about 20 minutes
 #     --work-ms MS         the longest time between a checked restart and the kill
 #     --live-blocks N      what there is at once at most
+#     --rewrite-share S    of the cold tier: blocks that are read are written again when their segment is reclaimed
 #     --after-kill COMMAND of the shell, after every kill: tests/qemu/power_loss.sh loses there what was not synced
 #     --journal FILE       where what was acknowledged is written down; must outlive what COMMAND does
 set -euo pipefail

@@ -69,7 +69,8 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
     if (settings.cold_path.empty()) std::filesystem::create_directory(cold);
     out << "[[tier.cold]]\nmedium = \"nvme\"\nsegment = \"" << settings.segment << "\"\npath = \""
         << (settings.cold_path.empty() ? cold : settings.cold_path)
-        << "\"\ncapacity = " << settings.cold_bytes << "\ntails = \"" << settings.tails << "\"\n";
+        << "\"\ncapacity = " << settings.cold_bytes << "\ntails = \"" << settings.tails << "\"\n"
+        << settings.cold_keys;
   }
   out << "[metrics]\nlisten = \"127.0.0.1:" << port << "\"\n" << settings.more;
 }

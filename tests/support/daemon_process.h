@@ -32,6 +32,7 @@ struct DaemonSettings {
   std::string cold_path = {};    ///< an existing folder; empty: one in the daemon's own
   std::string segment = "8MiB";  ///< of the cold tier
   std::string tails = "never";   ///< likewise
+  std::string cold_keys = {};    ///< more lines of the cold tier's section
   std::string more;              ///< sections and keys of kvtier.toml after those of the tiers
 };
 
