@@ -10,6 +10,7 @@
 
 #include "client/ctl/store_verbs.h"
 #include "client/ctl/verbs.h"
+#include "kvtier/kvtier.h"
 
 namespace kvtier::ctl {
 namespace {
@@ -108,6 +109,7 @@ int RunVerb(const Arguments& arguments, const Run& run) {
 
 int Main(int argc, char** argv) {
   CLI::App app("Looks into a running kvtierd and tells it what to do.", "kvtierctl");
+  app.set_version_flag("--version", std::string("kvtierctl ") + kvtier_version());
   Arguments arguments;
   Run run;
   app.add_option("--socket", arguments.socket, "the daemon's socket")
