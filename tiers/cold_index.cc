@@ -47,6 +47,8 @@ Status Guarded(std::string_view what, Call call) {
   }
 }
 
+/// RocksDB's own log would be a file on the disk that fails, and a library built with assertions, as Debian's
+/// is, aborts at the second line that it cannot write. What matters comes back as a status.
 class SilentLog final : public rocksdb::Logger {
  public:
   using rocksdb::Logger::Logv;
@@ -70,8 +72,7 @@ rocksdb::Options MakeOptions(uint64_t reserve_bytes) {
   options.max_background_jobs = 2;
   options.allow_fallocate = false;
   options.paranoid_checks = true;
-  options.max_log_file_size = uint64_t{1} << 20;
-  options.keep_log_file_num = 2;
+  options.info_log = std::make_shared<SilentLog>();
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   return options;
@@ -123,7 +124,6 @@ Status ColdIndex::OpenDatabase() {
   rocksdb::Status opened;
   if (read_only_) {
     options.create_if_missing = false;
-    options.info_log = std::make_shared<SilentLog>();  // else it writes one into the folder
     opened = rocksdb::DB::OpenForReadOnly(options, options_.folder, &db);
   } else {
     opened = rocksdb::DB::Open(options, options_.folder, &db);

@@ -68,7 +68,8 @@ class FileColdStore final : public ColdStore {
     return segments_.count() * options_.segment_bytes + ColdIndexReserveBytes(options_.capacity_bytes);
   }
   uint64_t metadata_bytes_written() const override {
-    return segments_.metadata_bytes_written() + index_->written_bytes();
+    const uint64_t index_bytes = index_ != nullptr ? index_->written_bytes() : 0;
+    return segments_.metadata_bytes_written() + earlier_index_bytes_ + index_bytes;
   }
 
  private:
@@ -90,7 +91,8 @@ class FileColdStore final : public ColdStore {
   const bool index_rebuilt_;  ///< when the store was opened
   ColdSegments segments_;
   bool recovered_ = false;
-  bool index_incomplete_ = false;  ///< begun anew since Recover: the next start must scan
+  uint64_t earlier_index_bytes_ = 0;  ///< written to indexes that were given up
+  bool index_incomplete_ = false;     ///< begun anew since Recover: the next start must scan
 };
 
 void FileColdStore::ReadParts(std::span<PartRead> reads, BlockIo& io) {
@@ -217,6 +219,7 @@ Status FileColdStore::WithIndex(const std::function<Status(ColdIndex&)>& call) {
   if (index_ != nullptr) status = call(*index_);
   if (status.code() != Code::kDataLoss) return status;
   if (index_ != nullptr) {
+    earlier_index_bytes_ += index_->written_bytes();
     index_.reset();
     KVTIER_TRY(MoveIndexAside(folder_.index()));
   }

@@ -1,8 +1,16 @@
 #pragma once
 
 #include "daemon/engine/entry.h"
+#include "tiers/base/status.h"
 
 namespace kvtier {
+
+/// Says that a device cannot be used now; an exception, a wrong size or a place in another use says nothing
+/// of it.
+inline bool IsDeviceFailure(Code code) {
+  return code == Code::kUnavailable || code == Code::kResourceExhausted || code == Code::kDeadlineExceeded ||
+         code == Code::kPermissionDenied || code == Code::kNotFound;
+}
 
 /// How long a tier that failed is left alone before one operation may probe it.
 inline constexpr Duration kCircuitOpenFor = std::chrono::seconds(1);

@@ -26,7 +26,9 @@ std::optional<TierId> EngineImpl::DeviceOf(const PendingJob& pending) const {
 void EngineImpl::NoteAnswer(const PendingJob& pending, JobId id) {
   if (!pending.device) return host_jobs_.OnEnd(id, now_);
   Tier& tier = ladder_.at(*pending.device);
-  const bool is_move = pending.kind == PendingJob::Kind::kMove || pending.kind == PendingJob::Kind::kVerify;
+  using Kind = PendingJob::Kind;
+  const bool is_move =
+      pending.kind == Kind::kMove || pending.kind == Kind::kVerify || pending.kind == Kind::kRewrite;
   if (is_move) {
     tier.moves.OnEnd(id, now_);
     tier.reads.OnAnswer(now_);
@@ -84,9 +86,13 @@ void EngineImpl::Shed(Tier& tier) {
   }
   FailWaiting(tier.waiting);
   for (const JobId id : ending) {
-    const TransferId transfer = jobs_.at(id).transfer;
+    const PendingJob job = jobs_.at(id);
     jobs_.erase(id);
-    FinishTransfer(transfer, Status(Code::kUnavailable, "the device does not answer"));
+    if (job.transfer == TransferId{}) {
+      EndRewrite(job.op);
+    } else {
+      FinishTransfer(job.transfer, Status(Code::kUnavailable, "the device does not answer"));
+    }
   }
 }
 

@@ -30,7 +30,8 @@ void Ladder::CheckInvariants() const {
   for (const Tier& tier : tiers_) {
     std::array<uint64_t, kPrecisions> blocks{};
     std::array<uint64_t, kColdParts> parts{};
-    uint64_t used = 0, unleased = 0;
+    parts[IndexOf(ColdPart::kBase)] = tier.rewriting_bytes;
+    uint64_t used = tier.rewriting_bytes, unleased = 0;
     for (uint32_t row = 0; row < table_.row_limit(); ++row) {
       const EntryId id{row};
       const Entry& entry = table_.at(id);
@@ -56,7 +57,7 @@ void Ladder::CheckInvariants() const {
       KVTIER_CHECK(entry.precision[tier.id.value] >= entry.floor);
       unleased += copy.lease_pins == 0;
     }
-    KVTIER_CHECK(blocks == tier.blocks && used + tier.rewriting_bytes == tier.used_bytes());
+    KVTIER_CHECK(blocks == tier.blocks && used == tier.used_bytes());
     uint64_t ordered = tier.host() ? 0 : tier.order->size();
     for (const auto& [slot_class, queue] : tier.classes) ordered += queue.order->size();
     KVTIER_CHECK(ordered == unleased);

@@ -78,6 +78,7 @@ void EngineImpl::OnRewritten(const PendingJob& job, const Completion& completion
   if (completion.status.ok()) {
     const uint64_t bytes = ColdRecordBytes(completion.outcome.image_bytes);
     tier.metrics->written_for_rewrites.Add(bytes);
+    tier.segments->Made(rewrite.target);
     tier.admission.Wrote(bytes);
     if (!entry.Has(tier.id.value)) return EndRewrite(job.op);
     ColdRecord record = ladder_.RecordOf(entry, tier.id);
@@ -93,7 +94,9 @@ void EngineImpl::OnRewritten(const PendingJob& job, const Completion& completion
   } else {
     const Code code = completion.status.code();
     tier.metrics->write_errors.Add();
-    if (code == Code::kUnavailable || code == Code::kResourceExhausted) tier.circuit.OnFailure(now_);
+    if (code == Code::kResourceExhausted && tier.segments->NoSpaceFor(rewrite.target))
+      tier.grow_after = now_ + kGrowPause;
+    if (IsDeviceFailure(code)) tier.circuit.OnFailure(now_);
   }
   EndRewrite(job.op);
 }
@@ -108,6 +111,7 @@ void EngineImpl::OnRewriteCommitted(const PendingJob& job, const Status& status)
   }
   tier.metrics->write_errors.Add();
   tier.circuit.OnFailure(now_);
+  tier.segments->Seal(rewrite.target);
   EndRewrite(job.op);
 }
 

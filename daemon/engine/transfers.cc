@@ -29,12 +29,6 @@ const Codec* CodecFor(Precision precision, DType dtype) {
   return as_given;
 }
 
-/// Not an exception, a wrong size or a place in another use.
-bool IsDeviceFailure(Code code) {
-  return code == Code::kUnavailable || code == Code::kResourceExhausted || code == Code::kDeadlineExceeded ||
-         code == Code::kPermissionDenied || code == Code::kNotFound;
-}
-
 /// What went wrong with a device means that it cannot be used now, whatever the system calls it: a file
 /// system that turned read-only is no caller's missing permission.
 Status ForCallers(const Status& status) {

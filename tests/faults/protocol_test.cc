@@ -11,7 +11,6 @@
 #include "tests/support/eventually.h"
 #include "tests/support/fault_mount.h"
 #include "tests/support/paths.h"
-#include "tests/support/scratch_disk.h"
 #include "tests/tiers/cold_steps.h"
 #include "tiers/base/unique_fd.h"
 

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -41,6 +43,10 @@ Pipe MakePipe() {
 }
 
 }  // namespace
+
+void KeepTemporaryFilesInMemory() {
+  if (std::filesystem::is_directory("/dev/shm")) ::setenv("TMPDIR", "/dev/shm", /*overwrite=*/0);
+}
 
 Result<std::unique_ptr<FaultMount>> FaultMount::Make(const std::string& backing,
                                                      const std::string& mount_point) {

@@ -9,6 +9,10 @@
 
 namespace kvtier {
 
+/// From now on the temporary folders of this process are in memory, where the system has a place for that:
+/// syncs of a real disk would be most of the time that the tests take.
+void KeepTemporaryFilesInMemory();
+
 /// A folder shown through kvtier-fault-fs, which lets go wrong what a test tells it (fault_fs/rules.h). Owns:
 /// the process, which unmounts when this ends, also when the test dies. Single-owner.
 class FaultMount {

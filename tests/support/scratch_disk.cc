@@ -49,10 +49,6 @@ Result<std::string> RunCommand(const std::string& command) {
 
 }  // namespace
 
-void KeepTemporaryFilesInMemory() {
-  if (fs::is_directory("/dev/shm")) ::setenv("TMPDIR", "/dev/shm", /*overwrite=*/0);
-}
-
 ScratchDisk::ScratchDisk() {
   UnmountLeftOvers();
   std::string pattern =

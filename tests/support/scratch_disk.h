@@ -8,10 +8,6 @@
 
 namespace kvtier {
 
-/// From now on the temporary folders of this process are in memory, where the system has a place for that:
-/// syncs of a real disk would be most of the time that the tests take.
-void KeepTemporaryFilesInMemory();
-
 /// A small file system of its own, mounted on a folder of its own, gone when this ends; what a test that died
 /// left is unmounted by the next Make. Single-owner. Errors of both: kUnavailable, with the reason, where
 /// this machine does not let tests mount: a reason to skip.
