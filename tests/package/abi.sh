@@ -19,7 +19,9 @@ trap 'rm -rf "$folder"' EXIT
   nm -D --defined-only "$1" |
     sed -n 's/.* \(kvtier_[a-z0-9_]*\)@@KVTIER_1$/__typeof__(\1)* const abi_of_\1 = \1;/p'
 } >"$folder/abi.c"
-cc -std=gnu11 -g -shared -fPIC -Wall -Werror -I client/include "$folder/abi.c" -o "$folder/libkvtier-abi.so"
+include="$PWD/client/include"
+(cd "$folder" && cc -std=gnu11 -g -shared -fPIC -Wall -Werror -fdebug-prefix-map="$folder=." \
+  -fdebug-prefix-map="$include=include" -I "$include" abi.c -o libkvtier-abi.so)
 abidw --no-show-locs --no-comp-dir-path --no-corpus-path --no-elf-needed "$folder/libkvtier-abi.so" >"$folder/now.abi"
 
 if [ "$freeze" = yes ]; then

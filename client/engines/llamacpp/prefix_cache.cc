@@ -116,6 +116,7 @@ Result<size_t> PrefixCache::RestoreRun(const api::Sequence& sequence, size_t fir
   options.min_precision = options_.min_precision;
   api::Outcome<api::Lease> lease = model_->Acquire(query, options);
   KVTIER_TRY(Ended(lease.code(), "acquire"));
+  if (lease->count() == 0) return Status(Code::kNotFound, "acquire: no blocks");
   for (size_t i = 0; i < lease->count(); ++i) KVTIER_TRY(RestoreBlock(*lease, i, memory, deadline, report));
   const bool tail = report.tokens != report.full_tokens;
   return tail ? sequence.blocks() - first : lease->count();
