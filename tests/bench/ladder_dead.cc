@@ -38,7 +38,7 @@ Status MeasureDeadDaemon(const Options& options, Report& report) {
   KVTIER_ASSIGN(const auto refs, SequenceKeys(model, kShape1MiB, 1, 1));
   const kvtier_query query = QueryOf(refs);
 
-  daemon->process().Signal(SIGSTOP);
+  daemon->process().Pause();
   KVTIER_ASSIGN(const Samples hung_ms, MissesMs(model, query));
   daemon->process().Signal(SIGCONT);
   daemon->process().Kill();

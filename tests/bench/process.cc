@@ -47,6 +47,13 @@ void ChildProcess::Signal(int signal) const {
   if (pid_ > 0) kill(pid_, signal);
 }
 
+void ChildProcess::Pause() const {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGSTOP);
+  int status = 0;
+  ::waitpid(pid_, &status, WUNTRACED);
+}
+
 void ChildProcess::Kill() {
   if (pid_ <= 0) return;
   kill(pid_, SIGKILL);

@@ -37,6 +37,8 @@ class ChildProcess {
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   void Signal(int signal) const;
+  /// SIGSTOP, and waits until every thread of it stands.
+  void Pause() const;
   /// SIGKILL, then waits for the end. Does nothing a second time.
   void Kill();
   /// Whether it has ended by itself.
