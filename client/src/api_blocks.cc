@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "client/src/api_support.h"
 #include "client/src/attend.h"
@@ -11,21 +8,14 @@
 #include "client/src/layer_fetch.h"
 #include "client/src/lease.h"
 #include "client/src/lookup.h"
-#include "client/src/progress.h"
+#include "client/src/prefetch.h"
 #include "client/src/put.h"
 #include "client/src/query.h"
-#include "client/src/tickets.h"
+#include "client/src/remove.h"
 #include "client/src/view.h"
 
 namespace kvtier::client {
 namespace {
-
-/// How long moves of a prefetch may take; the call itself returns when they are started.
-constexpr uint32_t kPrefetchDeadlineMs = 60'000;
-/// A larger capacity is taken for this one.
-constexpr size_t kMaxCompletionsPerCall = 4096;
-/// More than any daemon puts into one lease: a count above it cannot be the size of the caller's results.
-constexpr size_t kMaxLeaseBlocks = size_t{1} << 16;
 
 uint64_t TokensOf(const kvtier_block_ref* refs, size_t count) {
   uint64_t tokens = 0;
@@ -63,15 +53,6 @@ Status CheckBlocks(const Lease& lease, size_t first, size_t count) {
   return Status(Code::kInvalidArgument, "blocks are outside the lease's");
 }
 
-/// OK when every block is; else the first that is not.
-Status FirstFailure(size_t first, std::span<const kvtier_block_result> results, const char* what) {
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].code != KVTIER_OK)
-      return Status(static_cast<Code>(results[i].code), "block " + std::to_string(first + i) + what);
-  }
-  return Status::Ok();
-}
-
 /// Room for results of blocks of a lease, filled with "stale". Errors: kInvalidArgument.
 Result<Handles::LeaseHandle> BeginResults(const kvtier_lease* lease, size_t first, size_t count,
                                           kvtier_block_result* results) {
@@ -104,91 +85,6 @@ Result<PutOptions> CheckPutOptions(const kvtier_put_options& options) {
                     .floor = options.floor,
                     .priority = options.priority,
                     .ttl_ms = options.ttl_ms};
-}
-
-/// Keys in slices of at most the daemon's limit.
-Status ForEachSlice(const Connection& connection, std::span<const kvtier_block_ref> refs,
-                    const std::function<Status(std::span<const kvtier_block_ref>)>& call) {
-  const size_t limit = connection.welcome().limits().keys_per_call();
-  for (size_t at = 0; at < refs.size(); at += limit) {
-    KVTIER_TRY(call(refs.subspan(at, std::min(limit, refs.size() - at))));
-  }
-  return Status::Ok();
-}
-
-Status RemoveBlocks(Client& client, const Model& model, std::span<const kvtier_block_ref> refs,
-                    uint64_t& removed, TimePoint deadline) {
-  return client.OnConnection(deadline, [&](const std::shared_ptr<Connection>& connection) -> Status {
-    KVTIER_ASSIGN(const uint32_t remote_model, connection->RemoteModel(model, deadline));
-    v1::RemoveRequest request;
-    request.set_session_token(connection->token());
-    request.set_model(remote_model);
-    v1::RemoveReply reply;
-    if (refs.empty()) {
-      request.set_whole_namespace(true);
-      KVTIER_TRY(connection->rpc().Call(request, reply, deadline));
-      removed = reply.removed();
-      return Status::Ok();
-    }
-    return ForEachSlice(*connection, refs, [&](std::span<const kvtier_block_ref> slice) -> Status {
-      request.set_keys(PackKeys(slice));
-      KVTIER_TRY(connection->rpc().Call(request, reply, deadline));
-      removed += reply.removed();
-      return Status::Ok();
-    });
-  });
-}
-
-/// Learns from the daemon when the moves of each call have ended.
-std::shared_ptr<Progress> FollowPrefetch(Connection& connection,
-                                         const std::vector<uint64_t>& remote_tickets) {
-  auto progress = std::make_shared<Progress>(remote_tickets.size());
-  for (size_t i = 0; i < remote_tickets.size(); ++i) {
-    v1::WaitTicketRequest request;
-    request.set_session_token(connection.token());
-    request.set_ticket(remote_tickets[i]);
-    request.set_deadline_ms(kPrefetchDeadlineMs);
-    progress->BatchStarted();
-    const TimePoint deadline = SteadyClock().Now() + std::chrono::milliseconds(kPrefetchDeadlineMs);
-    connection.rpc().WaitTicketAsync(
-        std::move(request), deadline, [progress, i](const Status& status, const v1::PutReply& /*empty*/) {
-          // The daemon forgets the oldest tickets that have ended.
-          const Code code = status.code() == Code::kStale ? Code::kOk : status.code();
-          progress->Set(i, {.code = ToC(code), .precision = KVTIER_PRECISION_ANY, .tier = 0});
-          progress->BatchEnded();
-        });
-  }
-  return progress;
-}
-
-Status Prefetch(Client& client, const Model& model, const Query& query, uint32_t tier, TimePoint deadline,
-                Ticket& ticket, uint32_t& started) {
-  return client.OnConnection(deadline, [&](const std::shared_ptr<Connection>& connection) -> Status {
-    KVTIER_ASSIGN(const uint32_t remote_model, connection->RemoteModel(model, deadline));
-    ticket = {.kind = Ticket::Kind::kPrefetch,
-              .connection = connection,
-              .progress = nullptr,
-              .fetch = nullptr,
-              .remote_tickets = {}};
-    const Status sent =
-        ForEachSlice(*connection, query.refs, [&](std::span<const kvtier_block_ref> slice) -> Status {
-          v1::PrefetchRequest request;
-          request.set_session_token(connection->token());
-          request.set_model(remote_model);
-          request.set_ticket(connection->NextId());
-          request.set_tier(tier);
-          request.set_keys(PackKeys(slice));
-          request.set_deadline_ms(kPrefetchDeadlineMs);
-          v1::PrefetchReply reply;
-          KVTIER_TRY(connection->rpc().Call(request, reply, deadline));
-          ticket.remote_tickets.push_back(request.ticket());
-          started += reply.started();
-          return Status::Ok();
-        });
-    // Slices that were started go on, whatever became of the others.
-    ticket.progress = FollowPrefetch(*connection, ticket.remote_tickets);
-    return sent;
-  });
 }
 
 }  // namespace
@@ -291,40 +187,6 @@ kvtier_code kvtier_fetch_async(kvtier_lease* lease, size_t first, size_t count, 
   });
 }
 
-kvtier_code kvtier_wait_layer(kvtier_client* handle, kvtier_ticket ticket, uint32_t layer,
-                              kvtier_block_result* results, size_t capacity, uint32_t timeout_ms) {
-  return Guard([&]() -> Status {
-    if (results == nullptr) return Status(Code::kInvalidArgument, "results is NULL");
-    if (capacity > kMaxLeaseBlocks)
-      return Status(Code::kInvalidArgument, "capacity is above what a lease can hold");
-    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
-    size_t count = 0;
-    KVTIER_TRY(WaitLayer(*client, ticket, layer, client->Deadline(timeout_ms), {results, capacity}, count));
-    return FirstFailure(0, {results, count}, " of the fetch was not fetched");
-  });
-}
-
-kvtier_code kvtier_completion_fd(kvtier_client* handle, int* fd) {
-  return Guard([&]() -> Status {
-    if (fd == nullptr) return Status(Code::kInvalidArgument, "fd is NULL");
-    *fd = -1;
-    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
-    KVTIER_ASSIGN(*fd, client->completions().Descriptor());
-    return Status::Ok();
-  });
-}
-
-kvtier_code kvtier_completed(kvtier_client* handle, kvtier_ticket* tickets, size_t capacity, size_t* count) {
-  return Guard([&]() -> Status {
-    if (tickets == nullptr || count == nullptr)
-      return Status(Code::kInvalidArgument, "tickets or count is NULL");
-    *count = 0;
-    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
-    *count = client->completions().Take({tickets, std::min(capacity, kMaxCompletionsPerCall)});
-    return Status::Ok();
-  });
-}
-
 kvtier_code kvtier_attend(kvtier_lease* lease, size_t first, size_t count, uint32_t layer,
                           const kvtier_attention* attention, kvtier_block_result* results) {
   return Guard([&]() -> Status {
@@ -360,23 +222,6 @@ kvtier_code kvtier_put(kvtier_model* model, const kvtier_query* blocks, const kv
   });
 }
 
-kvtier_code kvtier_wait(kvtier_client* handle, kvtier_ticket ticket, kvtier_put_result* results,
-                        size_t capacity, uint32_t timeout_ms) {
-  return Guard([&]() -> Status {
-    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
-    std::vector<kvtier_put_result> outcomes;
-    const size_t room = results == nullptr ? SIZE_MAX : capacity;
-    KVTIER_TRY(WaitTicket(*client, ticket, client->Deadline(timeout_ms), room, outcomes));
-    if (results != nullptr) std::copy(outcomes.begin(), outcomes.end(), results);
-    for (const kvtier_put_result& outcome : outcomes) {
-      if (outcome.code != KVTIER_OK && outcome.code != KVTIER_PRESENT) {
-        return Status(static_cast<Code>(outcome.code), "a block of the put was not stored");
-      }
-    }
-    return Status::Ok();
-  });
-}
-
 kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint32_t tier,
                             uint32_t timeout_ms, kvtier_ticket* ticket, uint32_t* started) {
   return Guard([&]() -> Status {
@@ -391,13 +236,6 @@ kvtier_code kvtier_prefetch(kvtier_model* model, const kvtier_query* query, uint
                         made, *started));
     *ticket = handle.client->AddTicket(std::move(made));
     return Status::Ok();
-  });
-}
-
-kvtier_code kvtier_cancel(kvtier_client* handle, kvtier_ticket ticket) {
-  return Guard([&]() -> Status {
-    KVTIER_ASSIGN(const std::shared_ptr<Client> client, Handles::Get().Find(handle));
-    return CancelTicket(*client, ticket, client->Deadline(0));
   });
 }
 

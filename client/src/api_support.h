@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <new>
+#include <span>
+#include <string>
 
 #include "client/src/errors.h"
 #include "client/src/handles.h"
@@ -9,6 +12,9 @@
 #include "kvtier/kvtier.h"
 
 namespace kvtier::client {
+
+/// More than any daemon puts into one lease: a count above it cannot be the size of the caller's results.
+inline constexpr size_t kMaxLeaseBlocks = size_t{1} << 16;
 
 /// Runs the body of a C function: nothing is thrown into the host, whatever a library below does.
 template <typename Body>
@@ -27,6 +33,15 @@ template <typename T>
 Result<T> OptionsOf(const T* options) {
   if (options == nullptr) return T{};
   return StructOf(options, "options");
+}
+
+/// OK when every block is; else the first that is not.
+inline Status FirstFailure(size_t first, std::span<const kvtier_block_result> results, const char* what) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].code != KVTIER_OK)
+      return Status(static_cast<Code>(results[i].code), "block " + std::to_string(first + i) + what);
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvtier::client
