@@ -45,7 +45,7 @@ struct SessionConnection {
 inline constexpr size_t kMaxOutbox = 8192;       ///< datagrams to one client that does not read
 inline constexpr int kMaxDatagramsPerWake = 16;  ///< of one client, before others get a turn
 inline constexpr size_t kMaxClientNameBytes = 64;
-/// Connections that have not said hello; more are hung up on. As many as may well start at the same moment.
+/// Connections that have not said hello; more wait to be accepted. As many as may well start at one moment.
 inline constexpr uint32_t kMaxWaitingForHello = 256;
 inline constexpr Duration kHelloTimeout = std::chrono::seconds(5);
 inline constexpr Duration kOpenTimeout = std::chrono::seconds(5);

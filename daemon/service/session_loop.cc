@@ -104,15 +104,12 @@ void SessionLoop::Dispatch(uint64_t tag, uint32_t events) {
 
 void SessionLoop::Accept() {
   for (int i = 0; i < kEpollBatch; ++i) {
+    if (waiting_for_hello_ >= kMaxWaitingForHello) return PauseAccepting();
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
-      // Out of descriptors: epoll would report the listener again and again.
-      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) PauseAccepting();
-      return;
-    }
-    if (waiting_for_hello_ >= kMaxWaitingForHello) {
-      deps_.metrics.sessions_refused.Add();
-      continue;
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      spdlog::warn("session socket: cannot accept: {}", StatusFromErrno(errno, "accept").message());
+      return PauseAccepting();
     }
     const Serial serial = next_serial_++;
     auto connection = std::make_unique<SessionConnection>();
@@ -126,13 +123,13 @@ void SessionLoop::Accept() {
 }
 
 void SessionLoop::PauseAccepting() {
-  spdlog::warn("session socket: cannot accept: {}", StatusFromErrno(errno, "accept").message());
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
   accepting_ = false;
 }
 
 void SessionLoop::SweepTimeouts(TimePoint now) {
-  if (!accepting_) accepting_ = Watch(listener_.get(), EPOLLIN, kListenerTag);
+  if (!accepting_ && waiting_for_hello_ < kMaxWaitingForHello)
+    accepting_ = Watch(listener_.get(), EPOLLIN, kListenerTag);
   if (waiting_for_hello_ == 0) return;
   std::vector<Serial> late;
   for (const auto& [serial, connection] : connections_) {

@@ -40,6 +40,8 @@ class SessionLoop {
   void Turn();
   void Drain();
   void Accept();
+  /// Leaves new connections in the listener's backlog for a turn at least: epoll would report them again and
+  /// again.
   void PauseAccepting();
   void SweepTimeouts(TimePoint now);
   void Dispatch(uint64_t tag, uint32_t events);

@@ -49,13 +49,14 @@ class RawClient {
     return Send(message);
   }
 
+  static constexpr int kPatienceMs = 10'000;
   struct Incoming {
     v1::DaemonMessage message;
     UniqueFd descriptor;
   };
-  /// Nothing at end of file or after ten seconds.
-  std::optional<Incoming> Receive() {
-    if (!Readable()) return std::nullopt;
+  /// Nothing at end of file or when none has come in time.
+  std::optional<Incoming> Receive(int timeout_ms = kPatienceMs) {
+    if (!Readable(timeout_ms)) return std::nullopt;
     char bytes[4096];
     iovec part{.iov_base = bytes, .iov_len = sizeof(bytes)};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -86,9 +87,9 @@ class RawClient {
   }
 
  private:
-  bool Readable() {
+  bool Readable(int timeout_ms = kPatienceMs) {
     pollfd wait{.fd = socket_.get(), .events = POLLIN, .revents = 0};
-    return ::poll(&wait, 1, 10'000) == 1;
+    return ::poll(&wait, 1, timeout_ms) == 1;
   }
 
   UniqueFd socket_;
