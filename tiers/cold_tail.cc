@@ -7,6 +7,7 @@
 
 #include "kernels/numerics.h"
 #include "tiers/base/check.h"
+#include "tiers/image_header.h"
 
 namespace kvtier {
 namespace {
@@ -46,41 +47,10 @@ uint32_t HeaderCrc(const ImageHeader& header, std::span<const TailEntry> table) 
 }
 
 ImageHeader MakeHeader(const BlockIdentity& identity, ColdPart part, uint64_t bytes) {
-  const BlockShape& shape = identity.shape;
-  ImageHeader header{};
+  ImageHeader header = HeaderOf(identity, identity.shape, RungOf(part).id);
   header.magic = kTailMagic;
-  header.version = kImageVersion;
-  header.codec = static_cast<uint8_t>(RungOf(part).id);
-  header.dtype = static_cast<uint8_t>(shape.dtype);
-  header.flags = kImageFlagRotatedV;
-  header.tokens = shape.tokens;
-  header.layers = shape.layers;
-  header.kv_heads = shape.kv_heads;
-  header.k_dim = shape.k_dim;
-  header.v_dim = shape.v_dim;
-  header.nraw = shape.nraw;
-  header.nb = shape.nb;
-  header.first_position = identity.first_position;
-  header.key = identity.key.bytes;
-  header.name_space = identity.name_space.bytes;
   header.image_bytes = bytes;
   return header;
-}
-
-BlockIdentity IdentityOf(const ImageHeader& header) {
-  BlockIdentity identity;
-  identity.key.bytes = header.key;
-  identity.name_space.bytes = header.name_space;
-  identity.first_position = header.first_position;
-  identity.shape = {.layers = header.layers,
-                    .kv_heads = header.kv_heads,
-                    .k_dim = header.k_dim,
-                    .v_dim = header.v_dim,
-                    .tokens = header.tokens,
-                    .dtype = static_cast<DType>(header.dtype),
-                    .nraw = header.nraw,
-                    .nb = header.nb};
-  return identity;
 }
 
 /// Every field follows from what the header says of the block: so it must be what would be written.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/numerics.h"
+#include "tiers/image_header.h"
 #include "tiers/place.h"
 
 namespace kvtier {
@@ -37,22 +38,6 @@ Status CheckKnown(const ImageHeader& header) {
   }
   if ((header.flags & ~kImageFlagRotatedV) != 0) return Unsupported("flags " + std::to_string(header.flags));
   return Status::Ok();
-}
-
-BlockIdentity IdentityOf(const ImageHeader& header) {
-  BlockIdentity identity;
-  identity.key.bytes = header.key;
-  identity.name_space.bytes = header.name_space;
-  identity.first_position = header.first_position;
-  identity.shape = {.layers = header.layers,
-                    .kv_heads = header.kv_heads,
-                    .k_dim = header.k_dim,
-                    .v_dim = header.v_dim,
-                    .tokens = header.tokens,
-                    .dtype = static_cast<DType>(header.dtype),
-                    .nraw = header.nraw,
-                    .nb = header.nb};
-  return identity;
 }
 
 Status CheckHeader(const ImageHeader& header, const Codec& codec, const BlockShape& shape) {

@@ -7,6 +7,7 @@
 #include "kernels/numerics.h"
 #include "tiers/cold_tail.h"
 #include "tiers/image.h"
+#include "tiers/image_header.h"
 #include "tiers/layer_crew.h"
 #include "tiers/place.h"
 
@@ -80,22 +81,7 @@ Status Draft::ForEachLayer(const Body& body) const {
 }
 
 void Draft::WriteHeader() {
-  ImageHeader header{};
-  header.magic = kImageMagic;
-  header.version = kImageVersion;
-  header.codec = static_cast<uint8_t>(codec.id);
-  header.dtype = static_cast<uint8_t>(shape.dtype);
-  header.flags = IsPlaneFamily(codec.id) ? kImageFlagRotatedV : 0;
-  header.tokens = shape.tokens;
-  header.layers = shape.layers;
-  header.kv_heads = shape.kv_heads;
-  header.k_dim = shape.k_dim;
-  header.v_dim = shape.v_dim;
-  header.nraw = shape.nraw;
-  header.nb = shape.nb;
-  header.first_position = identity.first_position;
-  header.key = identity.key.bytes;
-  header.name_space = identity.name_space.bytes;
+  ImageHeader header = HeaderOf(identity, shape, codec.id);
   header.image_bytes = layout.image_bytes;
   header.base_bytes = layout.base_bytes;
   header.header_crc = Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(ImageHeader, header_crc)));
