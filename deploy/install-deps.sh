@@ -11,8 +11,8 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
   libssl-dev libtomlplusplus-dev liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc python3 python3-numpy"
 engine="curl libcpp-httplib-dev nlohmann-json3-dev python3-pip"
-test="abigail-tools clang-format curl e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest python3-setuptools
-  python3-wheel valgrind xfsprogs"
+test="abigail-tools chromium clang-format curl e2fsprogs fuse3 git libfuse3-dev prometheus python3-pip python3-pytest
+  python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs"
 full="busybox-static clang clang-tidy cpio dmsetup fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
   qemu-system-x86 qemu-user-static"
 
