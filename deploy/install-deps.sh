@@ -2,6 +2,7 @@
 # Installs the Debian 12 packages that kvtier needs and that are missing; the one list of them.
 #   deploy/install-deps.sh         to build and run
 #   deploy/install-deps.sh engine  and for the llama.cpp engine (deploy/fetch-llamacpp.sh)
+#   deploy/install-deps.sh observe and for deploy/observe.sh
 #   deploy/install-deps.sh test    to build and run, and for tests/run.sh
 #   deploy/install-deps.sh full    and for tests/run.sh --full
 set -eu
@@ -11,7 +12,8 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
   libssl-dev libtomlplusplus-dev liburing-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler
   protobuf-compiler-grpc python3 python3-numpy"
 engine="curl libcpp-httplib-dev nlohmann-json3-dev python3-pip"
-test="abigail-tools chromium clang-format curl e2fsprogs fuse3 git libfuse3-dev prometheus python3-pip python3-pytest
+observe="curl prometheus"
+test="abigail-tools chromium clang-format e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest
   python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs"
 full="busybox-static clang clang-tidy cpio dmsetup fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
   qemu-system-x86 qemu-user-static"
@@ -19,9 +21,10 @@ full="busybox-static clang clang-tidy cpio dmsetup fio g++-aarch64-linux-gnu goo
 case "${1:-build}" in
   build) wanted="$build" ;;
   engine) wanted="$build $engine" ;;
-  test) wanted="$build $test" ;;
-  full) wanted="$build $engine $test $full" ;;
-  *) echo "usage: $0 [build|engine|test|full]" >&2; exit 2 ;;
+  observe) wanted="$build $observe" ;;
+  test) wanted="$build $observe $test" ;;
+  full) wanted="$build $engine $observe $test $full" ;;
+  *) echo "usage: $0 [build|engine|observe|test|full]" >&2; exit 2 ;;
 esac
 
 missing=""
