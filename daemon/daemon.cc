@@ -107,6 +107,11 @@ class DaemonImpl final : public Daemon {
     TellAboutThreads();
   }
 
+  bool Answers() const override {
+    const TimePoint now = clock_.Now();
+    return now - engine_thread_->LastStep() <= kStalledAfter && now - sessions_->last_beat() <= kStalledAfter;
+  }
+
   void Stop() override {
     ready_.store(false);
     // The engine still runs: ending the sessions cancels what calls wait for, so that gRPC can finish them.
@@ -173,6 +178,7 @@ class DaemonImpl final : public Daemon {
     KVTIER_ASSIGN(const std::unique_ptr<BlockIo> probe, MakeBlockIo(config_.server.io));
     if (std::string_view(probe->name()) == "io_uring") {
       spdlog::info("file I/O by io_uring");
+      metrics_.uring_active.Set(1);  // workers set it again, from the first job on
     } else {
       spdlog::warn("no io_uring: file I/O by plain calls");
     }

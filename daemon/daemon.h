@@ -18,6 +18,9 @@ class Daemon {
 
   /// Looks at every thread's heartbeat; to be called about once a second. Logs when one stalls or comes back.
   virtual void Supervise() = 0;
+  /// Whether the threads that every call needs make progress; if not, a restart may help. A device that hangs
+  /// does not count: the daemon serves without it, and a restart would lose what is in memory.
+  virtual bool Answers() const = 0;
   /// Refuses new calls, ends the sessions, lets the engine finish what it owes, stops the threads.
   /// Idempotent.
   virtual void Stop() = 0;

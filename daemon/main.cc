@@ -10,6 +10,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/daemon.h"
+#include "daemon/notify.h"
 #include "daemon/process.h"
 
 namespace {
@@ -47,12 +48,18 @@ int Run(const kvtier::Config& config) {
   const sigset_t signals = BlockStopSignals();
   auto daemon = kvtier::Daemon::Make(config, KVTIER_VERSION);
   if (!daemon.ok()) return Fail(daemon.status());
+  kvtier::ServiceManager manager = kvtier::ServiceManager::FromEnvironment();
+  manager.Ready();
   std::puts("kvtierd ready");
   std::fflush(stdout);
 
   const timespec second{.tv_sec = 1, .tv_nsec = 0};
   int signal = -1;
-  while ((signal = ::sigtimedwait(&signals, nullptr, &second)) < 0) (*daemon)->Supervise();
+  while ((signal = ::sigtimedwait(&signals, nullptr, &second)) < 0) {
+    (*daemon)->Supervise();
+    if ((*daemon)->Answers()) manager.Alive();
+  }
+  manager.Stopping();
   spdlog::info("{}: stopping", ::strsignal(signal));
   ::alarm(kStopPatienceSeconds);
   (*daemon)->Stop();
