@@ -13,9 +13,9 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
   protobuf-compiler-grpc python3 python3-numpy"
 engine="curl libcpp-httplib-dev nlohmann-json3-dev python3-pip"
 observe="curl prometheus"
-test="abigail-tools chromium clang-format e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest
-  python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs"
-full="busybox-static clang clang-tidy cpio dmsetup fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
+test="abigail-tools chromium clang-format dpkg-dev e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest
+  python3-seccomp python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs"
+full="busybox-static clang clang-tidy cpio debootstrap dmsetup fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
   qemu-system-x86 qemu-user-static"
 
 case "${1:-build}" in

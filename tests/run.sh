@@ -2,7 +2,8 @@
 # Builds and tests kvtier from a fresh clone on Debian 12, as root where packages are missing.
 #   tests/run.sh          what CI runs: g++ (and nvcc where it is), ASan+UBSan, TSan, lint; under 45 minutes on 2 cores
 #   tests/run.sh --full   and clang++, clang-tidy, fuzzing, NEON under QEMU, DAX memory and power cuts in a virtual
-#                         machine, more simulation seeds, the benchmark's checks, and llama.cpp as an engine on kvtier (fetched from
+#                         machine, more simulation seeds, the Debian package in a fresh Debian,
+#                         the benchmark's checks, and llama.cpp as an engine on kvtier (fetched from
 #                         PyPI and built once, outside the tree)
 # Ends with ctest's summary of the main suite. Exits non-zero when anything fails. Everything is built into build/.
 set -euo pipefail
@@ -82,13 +83,15 @@ main() {
     KVTIER_BUILD=build tests/qemu/dax.sh
     stage "virtual machine: power cuts"
     KVTIER_BUILD=build tests/qemu/power_loss.sh
+    stage "Debian package in a fresh Debian"
+    tests/package/deb_chroot.sh build
     stage "benchmark checks"
     build/bin/kvtier-bench ladder
     stage "llama.cpp on kvtier: conversations"
     deploy/llama-demo.sh --no-build
   else
     echo
-    echo "skipped without --full: clang++ build, clang-tidy, fuzzing, NEON under QEMU, virtual machines, long simulations," \
+    echo "skipped without --full: clang++ build, clang-tidy, fuzzing, NEON under QEMU, virtual machines, long simulations, the package in a fresh Debian," \
       "benchmark checks, llama.cpp"
   fi
 

@@ -1,0 +1,181 @@
+"""What needs Docker or Kubernetes to run, checked without them: structure, references, sizes; configurations by kvtierd itself.
+
+Their schemas are checked where the Python package kubernetes-validate is (PyPI; not among Debian's).
+"""
+
+import re
+import subprocess
+
+import pytest
+import yaml
+from conftest import BUILD, ROOT
+
+CONTAINER = ROOT / "deploy/container"
+KUBERNETES = ROOT / "deploy/kubernetes"
+MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
+UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "g": 1 << 30}
+
+
+def size(text):
+    number, unit = re.fullmatch(r"(\d+)([A-Za-z]*)", text).groups()
+    return int(number) * (UNITS[unit] if unit else 1)
+
+
+def stages():
+    """[(base, name, [(instruction, rest)])] of the Dockerfile."""
+    lines = re.sub(r"\\\n", " ", (CONTAINER / "Dockerfile").read_text())
+    found = []
+    for line in lines.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        instruction, rest = line.split(None, 1)
+        if instruction == "FROM":
+            base, *name = rest.split(" AS ")
+            found.append((base, name[0] if name else "", []))
+        else:
+            found[-1][2].append((instruction, rest))
+    return found
+
+
+USER = int(re.search(r"^USER (\d+):\d+$", (CONTAINER / "Dockerfile").read_text(), re.MULTILINE)[1])
+
+
+def test_the_image_ends_as_a_user_without_privileges_and_is_checked():
+    final = stages()[-1][2]
+    instructions = [instruction for instruction, _ in final]
+    assert USER > 0 and instructions.index("USER") < instructions.index("ENTRYPOINT") and instructions.count("USER") == 1
+    assert not {"RUN", "COPY", "ADD"} & set(instructions[instructions.index("USER"):])
+    for exec_form in ("ENTRYPOINT", "CMD"):
+        assert dict(final)[exec_form].startswith('["'), f"{exec_form} by a shell does not hear SIGTERM"
+    assert dict(final)["STOPSIGNAL"] == "SIGTERM"
+    check = dict(final)["HEALTHCHECK"]
+    assert 'CMD ["kvtierctl"' in check
+    options = subprocess.run([BUILD / "bin/kvtierctl", "--help"], capture_output=True, text=True, check=True, timeout=20).stdout
+    assert "--timeout" in options and re.search(r"^\s+status ", options, re.MULTILINE)
+
+
+def test_the_image_is_built_of_what_there_is():
+    names = [name for _, name, _ in stages()]
+    for base, _, instructions in stages():
+        assert base in names or re.fullmatch(r"debian:12(-slim)?", base)
+        for instruction, rest in instructions:
+            if instruction != "COPY":
+                continue
+            source = rest.split()[0]
+            if source.startswith("--from="):
+                assert source.removeprefix("--from=") in names
+            else:
+                assert (ROOT / source).exists(), source
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert "build*" in ignored and ".git" in ignored
+
+
+def configurations():
+    yield "container", (CONTAINER / "kvtier.toml").read_text()
+    for manifest in MANIFESTS:
+        for document in yaml.safe_load_all(manifest.read_text()):
+            if document["kind"] == "ConfigMap":
+                yield manifest.name, document["data"]["kvtier.toml"]
+
+
+@pytest.mark.parametrize("name, text", configurations(), ids=[name for name, _ in configurations()])
+def test_kvtierd_takes_every_configuration(name, text, tmp_path):
+    config = tmp_path / "kvtier.toml"
+    config.write_text(text)
+    done = subprocess.run([BUILD / "bin/kvtierd", "--config", config, "--check"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, name + done.stderr
+    config.write_text(text.replace("capacity", "capacitance", 1))
+    done = subprocess.run([BUILD / "bin/kvtierd", "--config", config, "--check"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "capacity: is required" in done.stderr
+
+
+def memory_of(config):
+    """What tiers in memory and sessions may take by a configuration."""
+    tiers = re.findall(r'^\[tier\.(?:hot|warm)\]\n(?:.*\n)*?capacity = "(\w+)"', config, re.MULTILINE)
+    assert len(tiers) == 2
+    return sum(map(size, tiers)) + size(re.search(r'^staging_total = "(\w+)"', config, re.MULTILINE)[1])
+
+
+def test_compose_gives_no_privileges_and_enough_memory():
+    compose = yaml.safe_load((CONTAINER / "compose.yaml").read_text())
+    daemon = compose["services"]["kvtierd"]
+    assert daemon["user"] == f"{USER}:{USER}" and daemon["read_only"] and daemon["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in daemon["security_opt"]
+    (profile,) = [option.split(":")[1] for option in daemon["security_opt"] if option.startswith("seccomp:")]
+    assert (CONTAINER / profile).resolve() == KUBERNETES / "seccomp-kvtier.json"
+    assert (CONTAINER / daemon["build"]["context"]).resolve() == ROOT
+    assert (ROOT / daemon["build"]["dockerfile"]).exists()
+    assert size(daemon["mem_limit"]) > memory_of((CONTAINER / "kvtier.toml").read_text())
+    for service in compose["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source in compose["volumes"] or (CONTAINER / source).exists(), volume
+    for needed in compose["services"]["prometheus"]["depends_on"]:
+        assert needed in compose["services"]
+
+
+def documents(manifest):
+    return list(yaml.safe_load_all(manifest.read_text()))
+
+
+def pods(manifest):
+    for document in documents(manifest):
+        if document["kind"] == "Pod":
+            yield document["spec"]
+        elif document["kind"] == "DaemonSet":
+            template = document["spec"]["template"]
+            assert document["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+            yield template["spec"]
+
+
+def all_pods():
+    return [(manifest.name, pod) for manifest in MANIFESTS for pod in pods(manifest)]
+
+
+def containers(pod):
+    return pod.get("initContainers", []) + pod["containers"]
+
+
+def test_there_are_a_daemon_set_and_a_sidecar():
+    assert {name for name, _ in all_pods()} == {"daemonset.yaml", "sidecar.yaml"}
+
+
+@pytest.mark.parametrize("name, pod", all_pods(), ids=[name for name, _ in all_pods()])
+def test_what_a_pod_refers_to_is_there(name, pod):
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    maps = {document["metadata"]["name"] for document in documents(KUBERNETES / name) if document["kind"] == "ConfigMap"}
+    assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= maps
+    for container in containers(pod):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if probe in container:
+                assert container[probe]["httpGet"]["port"] in ports, container["name"]
+                assert container[probe]["httpGet"]["path"] in ("/readyz", "/healthz")
+        if container["name"] == "kvtierd":
+            assert {"startupProbe", "livenessProbe"} <= container.keys() and ports == {"metrics": 9464}
+
+
+@pytest.mark.parametrize("name, pod", all_pods(), ids=[name for name, _ in all_pods()])
+def test_a_pod_has_no_privileges_and_memory_for_its_configuration(name, pod):
+    assert not pod["automountServiceAccountToken"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == USER
+    (config,) = [text for manifest, text in configurations() if manifest == name]
+    for container in containers(pod):
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False and context["capabilities"]["drop"] == ["ALL"]
+        assert "memory" in container["resources"]["limits"] and "privileged" not in context
+        root = context.get("runAsUser", USER) == 0
+        assert root == (container["name"] == "folders"), "nothing runs as root but what makes the host's folders"
+        if container["name"] == "kvtierd":
+            assert context["readOnlyRootFilesystem"]
+            assert size(container["resources"]["limits"]["memory"]) > memory_of(config)
+            seccomp = context.get("seccompProfile", pod["securityContext"]["seccompProfile"])
+            assert seccomp == {"type": "Localhost", "localhostProfile": "profiles/kvtier.json"}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_kubernetes_knows_every_field(manifest):
+    validate = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate (PyPI) here to check schemas")
+    for document in documents(manifest):
+        validate.validate(document, "1.30", strict=True)
