@@ -1,0 +1,130 @@
+"""transformers: prefix reuse in generate(). A cache begins with what kvtier has of a prompt, and leaves its blocks there.
+
+    store = PrefixStore(model)                         # options as keywords: socket, revision, min_precision, ...
+    cache = store.cache(input_ids)                     # the prefix that is there, and room for the rest
+    output = model.generate(input_ids, past_key_values=cache)
+    store.save(cache, output)                          # True: all was taken; the copy is made when it returns
+
+For one sequence at a time, without padding, and models whose layers are all of full attention."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+import kvtier
+
+from .blocks import Settings, Store, digest_of, dtype_of, model_config_facts
+
+# Of input, what is not a token id makes K and V that a key of tokens does not name.
+_ATTENTION = {"full_attention"}
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"kvtier: {what}")
+
+
+def weights_revision(model: PreTrainedModel) -> str:
+    """A digest of all weights, adapters of any kind included: seconds for billions of them."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _model_spec(model: PreTrainedModel, settings: Settings) -> kvtier.ModelSpec:
+    config = model.config.get_text_config(decoder=True)
+    _require(set(getattr(config, "layer_types", None) or _ATTENTION) <= _ATTENTION
+             and not getattr(config, "sliding_window", None), "models with other layers than full attention are not supported")
+    _require(not model.config.is_encoder_decoder, "encoder-decoder models are not supported")
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    _require(not hasattr(config, "kv_lora_rank"), "latent (MLA) caches are not supported")
+    adapters = getattr(model, "active_adapters", None) if getattr(model, "_hf_peft_config_loaded", False) else None
+    facts = {"engine": "transformers", "config": model_config_facts(config),
+             "quantization": bool(getattr(model, "is_quantized", False))}
+    return kvtier.ModelSpec(
+        model.config._name_or_path or type(model).__name__, layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads, k_dim=dim, v_dim=dim, dtype=dtype_of(model.dtype),
+        revision=settings.revision or weights_revision(model), lora=",".join(adapters()) if adapters else None,
+        config_digest=digest_of(facts), layout_id="transformers", floor=kvtier.Precision[settings.floor])
+
+
+class KvtierLayer(DynamicLayer):
+    """A layer that begins with restored tokens, or with none."""
+
+    def restore(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+
+
+class KvtierCache(Cache):
+    def __init__(self, tokens: list[int], restored: int) -> None:
+        super().__init__(layer_class_to_replicate=KvtierLayer)
+        self.tokens, self.restored_tokens = tokens, restored
+
+
+class PrefixStore:
+    """Of one model, as its weights are now: made before they change it answers for other weights. Threads: any."""
+
+    def __init__(self, model: PreTrainedModel, **options: Any) -> None:
+        settings = Settings.of({"timeout_ms": 100} | options)
+        self._device, self._dtype = model.device, model.dtype
+        self._store = Store(_model_spec(model, settings), settings)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def cache(self, input_ids: torch.Tensor) -> KvtierCache:
+        """Waits for what is there, so that a damaged block is computed and never seen."""
+        tokens = _tokens(input_ids)
+        blocks = self._store.keys(tokens) if tokens else None
+        # generate() needs a last token to compute.
+        lease = self._store.acquire(blocks, before_last_token=True)
+        if lease is None:
+            return KvtierCache(tokens, 0)
+        with lease:
+            counts = [block.tokens for block in lease.blocks()]
+            keys, values = self._arrays(sum(counts)), self._arrays(sum(counts))
+            loaded = self._store.fetch(lease, kvtier.View(keys, "1htd", v=values))
+        good = loaded.index(False) if False in loaded else len(loaded)
+        restored = sum(counts[:good])
+        cache = KvtierCache(tokens, restored)
+        if restored > 0:
+            for k, v in zip(keys, values):
+                layer = KvtierLayer()
+                layer.restore(k[:, :, :restored].to(self._device), v[:, :, :restored].to(self._device))
+                cache.layers.append(layer)
+        return cache
+
+    def save(self, cache: KvtierCache, output_ids: torch.Tensor) -> bool:
+        """`output_ids`: what generate() returned, the prompt and the new tokens. The last of them may have no K and V."""
+        tokens = _tokens(output_ids)
+        _require(tokens[:len(cache.tokens)] == cache.tokens, "the output does not begin with the prompt of the cache")
+        tokens = tokens[:cache.get_seq_length()]
+        if not tokens:
+            return True
+        keys, values = ([part[:, :, :len(tokens)].detach().cpu() for part in parts]
+                        for parts in zip(*[(layer.keys, layer.values) for layer in cache.layers]))
+        # Tokens that other words follow now are no tail of this sequence: the key of each block says which they are.
+        return self._store.save(self._store.keys(tokens), _view(keys, values))
+
+    def _arrays(self, tokens: int) -> list[torch.Tensor]:
+        spec = self._store.spec
+        return [torch.empty((1, spec.kv_heads, tokens, spec.k_dim), dtype=self._dtype) for _ in range(spec.layers)]
+
+
+def _view(keys: list[torch.Tensor], values: list[torch.Tensor]) -> kvtier.View:
+    """K and V of all layers need the same strides."""
+    return kvtier.View([k.contiguous() for k in keys], "1htd", v=[v.contiguous() for v in values])
+
+
+def _tokens(ids: torch.Tensor) -> list[int]:
+    _require(ids.dim() == 2 and ids.shape[0] == 1, "one sequence at a time is supported, as a tensor of shape (1, tokens)")
+    return ids[0].tolist()

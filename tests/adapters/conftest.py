@@ -1,0 +1,46 @@
+"""The adapters as their wheel gives them, and a daemon. What an engine's package is needed for runs by tests/adapters/run.sh."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("kvtier_python_conftest", ROOT / "tests/python/conftest.py")
+_python = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_python)
+BUILD, Daemon, installed_wheel, daemon = _python.BUILD, _python.Daemon, _python.installed_wheel, _python.daemon
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", LMCACHE_TRACK_USAGE="false")
+
+
+def needs(package):
+    """Skips a module's tests where the engine is not there, and says how they run."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; tests/adapters/run.sh fetches it", allow_module_level=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_adapters(installed_wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    shutil.copytree(ROOT / "client/adapters", folder / "source")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder, folder / "source"],
+                   check=True, timeout=120)
+    (wheel,) = folder.glob("kvtier_adapters-*-py3-none-any.whl")
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", folder / "site", wheel], check=True, timeout=120)
+    sys.path.insert(0, str(folder / "site"))
+    import kvtier_adapters
+
+    assert pathlib.Path(kvtier_adapters.__file__).parent == folder / "site/kvtier_adapters"
+
+
+@pytest.fixture(scope="module")
+def module_daemon(tmp_path_factory):
+    started = Daemon(tmp_path_factory.mktemp("daemon"))
+    yield started
+    started.stop()

@@ -1,0 +1,142 @@
+"""transformers' generate() on kvtier, with a small model of random weights."""
+
+import signal
+import time
+
+import pytest
+
+from conftest import needs
+
+needs("transformers")
+import torch
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig
+
+PROMPT = torch.arange(3, 403).unsqueeze(0)
+GREEDY = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
+
+
+def config(**other):
+    return LlamaConfig(**{
+        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    } | other)
+
+
+def make(seed=0, dtype=torch.bfloat16, **other):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config(**other)).to(dtype).eval()
+
+
+def store(model, daemon, **options):
+    from kvtier_adapters.transformers import PrefixStore
+
+    return PrefixStore(model, socket=daemon.socket, **({"timeout_ms": 20000, "transfer_timeout_ms": 20000} | options))
+
+
+def generate(model, ids, cache):
+    return model.generate(ids, past_key_values=cache, **GREEDY)
+
+
+def until_restored(prefixes, ids, tokens):
+    end = time.monotonic() + 20
+    while (cache := prefixes.cache(ids)).restored_tokens != tokens and time.monotonic() < end:
+        time.sleep(0.02)
+    assert cache.restored_tokens == tokens
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_prompt_is_restored_bit_for_bit_and_goes_on_as_from_the_engine_s_own_cache(module_daemon, dtype):
+    model = make(dtype=dtype)
+    prefixes = store(model, module_daemon)
+    cold = prefixes.cache(PROMPT)
+    assert cold.restored_tokens == 0 and cold.get_seq_length() == 0
+    first = generate(model, PROMPT, cold)
+    assert cold.get_seq_length() == 419 and prefixes.save(cold, first.sequences)
+
+    warm = until_restored(prefixes, PROMPT, 384)  # of 400 tokens three blocks; the tail that is stored is longer
+    own = DynamicCache()
+    for layer, (restored, computed) in enumerate(zip(warm.layers, cold.layers)):
+        assert torch.equal(restored.keys, computed.keys[:, :, :384])
+        assert torch.equal(restored.values, computed.values[:, :, :384])
+        own.update(computed.keys[:, :, :384].clone(), computed.values[:, :, :384].clone(), layer)
+    second, expected = generate(model, PROMPT, warm), generate(model, PROMPT, own)
+    assert torch.equal(second.sequences, expected.sequences)
+    for ours, theirs in zip(second.logits, expected.logits):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_conversation_comes_back_with_all_of_its_history(module_daemon):
+    model = make(seed=5)
+    prefixes, ids = store(model, module_daemon), PROMPT[:, :77]
+    known = 0
+    for turn in range(4):
+        cache = until_restored(prefixes, ids, known)
+        output = generate(model, ids, cache).sequences
+        assert prefixes.save(cache, output)
+        known = output.shape[1] - 1  # the last token has no K and V yet
+        ids = torch.cat([output, torch.full((1, 50), 10 + turn)], dim=1)
+    assert known == 77 + 4 * 20 + 3 * 50 - 1
+
+
+@pytest.mark.parametrize("what", ["weights", "one weight", "rope", "dtype", "revision"])
+def test_another_model_is_a_miss_on_data_that_exists(module_daemon, what):
+    model = make(seed=7)
+    prefixes = store(model, module_daemon)
+    cache = prefixes.cache(PROMPT)
+    prefixes.save(cache, generate(model, PROMPT, cache).sequences)
+    until_restored(prefixes, PROMPT, 384)
+    options = {}
+    if what == "weights":
+        model = make(seed=8)
+    elif what == "one weight":
+        with torch.no_grad():
+            model.model.layers[1].self_attn.k_proj.weight[0, 0] += 1
+    elif what == "rope":
+        model = make(seed=7, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    elif what == "dtype":
+        model = make(seed=7, dtype=torch.float16)
+    else:
+        options = {"revision": "another"}
+    other = store(model, module_daemon, **options)
+    assert other.cache(PROMPT).restored_tokens == 0
+
+
+def test_without_a_daemon_generate_goes_on_alone(daemon):
+    model = make()
+    prefixes = store(model, daemon, timeout_ms=200, transfer_timeout_ms=200)
+    cache = prefixes.cache(PROMPT)
+    expected = generate(model, PROMPT, cache)
+    assert prefixes.save(cache, expected.sequences)
+    until_restored(prefixes, PROMPT, 384)
+    daemon.process.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    hung = prefixes.cache(PROMPT)
+    assert hung.restored_tokens == 0 and time.monotonic() - start < 5
+    daemon.process.send_signal(signal.SIGCONT)
+    daemon.kill()
+    alone = prefixes.cache(PROMPT)
+    assert alone.restored_tokens == 0
+    output = generate(model, PROMPT, alone)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert not prefixes.save(alone, output.sequences)
+    daemon.start()
+
+
+def test_what_is_not_supported_is_refused(module_daemon):
+    model = make()
+    prefixes = store(model, module_daemon)
+    with pytest.raises(ValueError, match="one sequence"):
+        prefixes.cache(PROMPT.repeat(2, 1))
+    with pytest.raises(ValueError, match="does not begin with"):
+        prefixes.save(prefixes.cache(PROMPT), PROMPT + 1)
+    with pytest.raises(ValueError, match="float32"):
+        store(make(dtype=torch.float32), module_daemon)
+    small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
+             "num_key_value_heads": 1}
+    with pytest.raises(ValueError, match="full attention"):
+        store(AutoModelForCausalLM.from_config(MistralConfig(**small, sliding_window=64)).bfloat16(), module_daemon)
+    latent = DeepseekV3Config(**small, moe_intermediate_size=64, n_routed_experts=2, num_experts_per_tok=1, n_group=1,
+                              topk_group=1, first_k_dense_replace=1)
+    with pytest.raises(ValueError, match="latent"):
+        store(AutoModelForCausalLM.from_config(latent).bfloat16(), module_daemon)
