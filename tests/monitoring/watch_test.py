@@ -5,48 +5,15 @@ import json
 import re
 import shutil
 import subprocess
-import urllib.parse
 from html import unescape
 
 import pytest
-from conftest import ROOT, Process, free_port, get, wait_until
+from conftest import ROOT, Process, Prometheus
 from metrics_page import PAGE, page_rows
 
 DASHBOARD = json.loads((ROOT / "monitoring/grafana/kvtier.json").read_text())
 GRID_COLUMNS = 24
 BROWSER = shutil.which("chromium")
-
-
-class Prometheus(Process):
-    """Of the shipped configuration, but that it scrapes every second and finds the daemon at its port."""
-
-    def __init__(self, folder, daemon):
-        shutil.copytree(ROOT / "monitoring", folder / "monitoring")
-        config = folder / "monitoring/prometheus.yml"
-        text = config.read_text()
-        for old, new in (("127.0.0.1:9464", f"127.0.0.1:{daemon.port}"), ("scrape_interval: 15s", "scrape_interval: 1s"),
-                         ("evaluation_interval: 15s", "evaluation_interval: 1s"), ("scrape_timeout: 5s", "scrape_timeout: 1s")):
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-        config.write_text(text)
-        self.url = f"http://127.0.0.1:{free_port()}"
-        super().__init__(["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb",
-                          f"--web.listen-address={self.url.removeprefix('http://')}",
-                          f"--web.console.templates={folder}/monitoring/consoles",
-                          f"--web.console.libraries={folder}/monitoring/consoles/lib"], folder / "prometheus.log")
-
-    def wait_for_rates(self):
-        # A page asks for whole seconds: what it draws must have been there at the last one.
-        wait_until("a rate over two scrapes", lambda: self.query("rate(kvtier_lookups_total[1m] offset 1s) > 0"), self.process,
-                   self.log)
-
-    def query(self, expression):
-        answer = json.loads(get(f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
-        assert answer["status"] == "success", answer
-        return answer["data"]["result"]
-
-    def console(self, page):
-        return get(f"{self.url}/consoles/{page}")
 
 
 @pytest.fixture(scope="module")
