@@ -56,20 +56,32 @@ HWY_INLINE void StoreBytes(const Int32s (&codes)[vectors], uint8_t* target) {
   }
 }
 
+/// Sums of the channels of some vectors: `error` of squared distances, where none is clamped in units of the
+/// channel's scale.
+template <uint32_t vectors>
+struct Kv8KSums {
+  Floats square, error[vectors];
+
+  Kv8KSums() : square(hn::Zero(FloatTag())) {
+    for (Floats& sum : error) sum = square;
+  }
+};
+
 template <bool kClamps>
-HWY_INLINE Int32s QuantizeKv8K(Floats x, const KChannels& channels, Kv8ErrorVectors& errors) {
+HWY_INLINE Int32s QuantizeKv8K(Floats x, const KChannels& channels, Floats& square, Floats& error) {
   const FloatTag df;
-  const auto above_minimum = hn::Sub(x, channels.minimum);
-  auto steps = hn::Mul(above_minimum, channels.inverse);
+  auto steps = hn::Mul(hn::Sub(x, channels.minimum), channels.inverse);
   if constexpr (kClamps) steps = hn::Min(hn::Max(steps, hn::Zero(df)), hn::Set(df, internal::kKv8KSteps));
   const auto codes = NearestInts(steps);
-  const auto counted = hn::ConvertTo(df, codes);
+  Floats off;
   if constexpr (kClamps) {
-    const auto decoded = hn::MulAdd(counted, channels.scale, channels.minimum);
-    errors.Add(x, hn::Sub(x, ClampToFp16Range(decoded)));
+    const auto decoded = hn::MulAdd(hn::ConvertTo(df, codes), channels.scale, channels.minimum);
+    off = hn::Sub(x, ClampToFp16Range(decoded));
   } else {
-    errors.Add(x, hn::NegMulAdd(counted, channels.scale, above_minimum));
+    off = OffNearest(steps, codes);
   }
+  square = hn::MulAdd(x, x, square);
+  error = hn::MulAdd(off, off, error);
   return codes;
 }
 
@@ -79,7 +91,7 @@ inline void QuantizeKv8Columns(const Source& elements, const KHead& head, uint32
                                const QuantizeScratch& ranges, Kv8ErrorVectors& errors) {
   KChannels channels[vectors];
   for (uint32_t i = 0; i < vectors; ++i) channels[i] = KChannels(ranges, channel + i * kFloats);
-  Kv8ErrorVectors sums = errors;
+  Kv8KSums<vectors> sums;
   for (uint32_t row = 0; row < head.rows; ++row) {
     const std::byte* at = head.At(row, channel);
     PrefetchNext(head.next + (at - head.source));
@@ -87,10 +99,15 @@ inline void QuantizeKv8Columns(const Source& elements, const KHead& head, uint32
     hwy::Prefetch(head.high + size_t{row + kRowsAhead} * head.dim + channel);
     Int32s codes[vectors];
     for (uint32_t i = 0; i < vectors; ++i)
-      codes[i] = QuantizeKv8K<kClamps>(elements.Load(at + 2 * i * kFloats), channels[i], sums);
+      codes[i] =
+          QuantizeKv8K<kClamps>(elements.Load(at + 2 * i * kFloats), channels[i], sums.square, sums.error[i]);
     StoreBytes(codes, head.high + size_t{row} * head.dim + channel);
   }
-  errors = sums;
+  errors.square = hn::Add(errors.square, sums.square);
+  for (uint32_t i = 0; i < vectors; ++i) {
+    const auto weight = kClamps ? hn::Set(FloatTag(), 1.0f) : hn::Mul(channels[i].scale, channels[i].scale);
+    errors.error = hn::MulAdd(sums.error[i], weight, errors.error);
+  }
 }
 
 template <class Source, bool kClamps>

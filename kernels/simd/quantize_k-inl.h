@@ -37,9 +37,13 @@ struct KHead {
 struct KScratch {
   QuantizeScratch ranges;
   uint16_t low[kMaxHeadDim], high[kMaxHeadDim];  ///< smallest and largest, in the source's bits
-  bool clamps[kMaxHeadDim / kTileCodes];  ///< of a tile: whether a quotient leaves the codes or a decoded
-                                          ///< value the range of fp16
+  /// Of a tile: whether a quotient leaves the codes, a decoded value the range of fp16, or a channel that is
+  /// not constant has a scale of zero.
+  bool clamps[kMaxHeadDim / kTileCodes];
 };
+
+/// Rows of a plane that are fetched before they are written.
+inline constexpr uint32_t kPlaneRowsAhead = 16;
 
 /// 16-bit numbers with a sign bit as integers that order as they do (-0 below +0), and back.
 template <class D16>
@@ -100,8 +104,10 @@ inline void FinishRanges(const Source& elements, uint32_t dim, float steps, uint
     const auto first = hn::Round(hn::Mul(hn::Sub(low, minimum), inverse));
     const auto last = hn::Round(hn::Mul(hn::Sub(high, minimum), inverse));
     const auto end = hn::Max(hn::Abs(minimum), hn::Abs(hn::MulAdd(scale, hn::Set(df, steps), minimum)));
-    const auto leaves = hn::Or(hn::Or(hn::Lt(first, zero), hn::Gt(last, hn::Set(df, steps))),
-                               hn::Gt(end, hn::Set(df, kFp16Max)));
+    const auto differs = hn::Or(hn::Ne(low, minimum), hn::Ne(high, minimum));
+    const auto leaves =
+        hn::Or(hn::Or(hn::Lt(first, zero), hn::Gt(last, hn::Set(df, steps))),
+               hn::Or(hn::Gt(end, hn::Set(df, kFp16Max)), hn::And(hn::Eq(scale, zero), differs)));
     scratch.clamps[c / kTileCodes] |= !hn::AllFalse(df, leaves);
     hn::StoreU(scale_bits, d16, scratch.ranges.boost.scale + c);
     hn::StoreU(scale, df, scratch.ranges.scale + c);
@@ -141,6 +147,15 @@ inline void MarkBoosted(uint32_t dim, uint32_t nb, QuantizeScratch& ranges) {
     memset(ranges.low_step, 0, dim * sizeof(float));
     return;
   }
+  if (CountAbove(scale, padded_dim, bound - 1) == nb) {  // no ties
+    const FloatTag df;
+    const auto least = hn::Set(df, Fp32FromFp16(static_cast<uint16_t>(bound)));
+    for (uint32_t c = 0; c < dim; c += kFloats) {
+      const auto step = hn::LoadU(df, ranges.scale + c);
+      hn::StoreU(hn::IfThenElseZero(hn::Lt(step, least), step), df, ranges.low_step + c);
+    }
+    return;
+  }
   uint32_t equal_left = nb - CountAbove(scale, padded_dim, bound);
   for (uint32_t c = 0; c < dim; ++c) {
     const bool is_boosted = scale[c] > bound || (scale[c] == bound && equal_left > 0);
@@ -157,6 +172,16 @@ HWY_INLINE Int32s NearestInts(Floats v) {
   return Int32s{_mm256_cvtps_epi32(v.raw)};
 #else
   return hn::NearestInt(v);
+#endif
+}
+
+/// Quotients less their codes, the nearest integers.
+HWY_INLINE Floats OffNearest(Floats steps, Int32s codes) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  (void)codes;
+  return Floats{_mm512_reduce_ps(steps.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+#else
+  return hn::Sub(steps, hn::ConvertTo(FloatTag(), codes));
 #endif
 }
 
@@ -235,8 +260,9 @@ inline RowErrors QuantizeKTile(const Source& elements, const KHead& head, uint32
       const std::byte* at = head.At(first + row, channel);
       PrefetchNext(head.next + (at - head.source));
       PrefetchNext(head.next + (at - head.source) + 64);
-      hwy::Prefetch(head.high + size_t{first + row} * stride + channel / 4);
-      hwy::Prefetch(head.low + size_t{first + row} * stride + channel / 4);
+      const size_t target = size_t{first + row + kPlaneRowsAhead} * stride + channel / 4;
+      hwy::Prefetch(head.high + target);
+      hwy::Prefetch(head.low + target);
       for (uint32_t i = 0; i < kQuarterVectors; ++i) {
         Int32s codes[4];
         for (uint32_t k = 0; k < 4; ++k)
@@ -253,20 +279,14 @@ inline RowErrors QuantizeKTile(const Source& elements, const KHead& head, uint32
   return errors.Sum();
 }
 
-/// All full tiles of a head whose ranges are known.
+#if HWY_TARGET != HWY_AVX3 && HWY_TARGET != HWY_AVX3_DL
+/// The same where none must be clamped.
 template <class Source>
-inline RowErrors QuantizeKTiles(const Source& elements, const KHead& head, const KScratch& scratch) {
-  RowErrors sum;
-  for (uint32_t channel = 0; channel + kTileCodes <= head.dim; channel += kTileCodes) {
-    const RowErrors tile = scratch.clamps[channel / kTileCodes]
-                               ? QuantizeKTile<Source, true>(elements, head, channel, scratch.ranges)
-                               : QuantizeKTile<Source, false>(elements, head, channel, scratch.ranges);
-    sum.square += tile.square;
-    sum.int4 += tile.int4;
-    sum.int2 += tile.int2;
-  }
-  return sum;
+inline RowErrors QuantizeKTileInRange(const Source& elements, const KHead& head, uint32_t channel,
+                                      const QuantizeScratch& ranges) {
+  return QuantizeKTile<Source, false>(elements, head, channel, ranges);
 }
+#endif
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

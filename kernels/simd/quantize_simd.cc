@@ -9,6 +9,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -18,6 +19,8 @@
 #include "kernels/simd/convert_simd.h"
 #include "kernels/team.h"
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#include "kernels/simd/avx512_quantize_k-inl.h"
+#include "kernels/simd/avx512_quantize_v-inl.h"
 #include "kernels/simd/quantize_k-inl.h"
 #include "kernels/simd/quantize_v-inl.h"
 #endif
@@ -69,7 +72,8 @@ class LayerQuantizer {
                  args_.out.k_min + 2 * head * dim, scratch_);
     MarkBoosted(shape_.k_dim, shape_.nb, scratch_.ranges);
 
-    k_errors_.Add(QuantizeKTiles(k_elements_, k, scratch_));
+    for (uint32_t channel = 0; channel + kTileCodes <= k.dim; channel += kTileCodes)
+      QuantizeKTile(k, channel);
     QuantizeKTail(k);
     uint8_t* raw = args_.out.k_raw + 2 * size_t{head} * shape_.nraw * dim;
     for (uint32_t token = 0; token < shape_.nraw; ++token)
@@ -79,6 +83,12 @@ class LayerQuantizer {
     RepeatLastRow(high, row_bytes);
     RepeatLastRow(low, row_bytes);
     if (args_.out.boost_ids != nullptr) StoreBoost(head, low);
+  }
+
+  void QuantizeKTile(const KHead& k, uint32_t channel) {
+    k_errors_.Add(scratch_.clamps[channel / kTileCodes]
+                      ? HWY_NAMESPACE::QuantizeKTile<Source, true>(k_elements_, k, channel, scratch_.ranges)
+                      : QuantizeKTileInRange(k_elements_, k, channel, scratch_.ranges));
   }
 
   /// Channels beyond the last full tile.
@@ -148,24 +158,32 @@ class LayerQuantizer {
                                        : args_.raw + RawLayerBytes(shape_);
   }
 
+  /// Batch by batch. The scales of one are found while the next is rotated.
   void QuantizeVGroup(const VGroup& group) {
     ErrorVectors sums;
+    const auto rows_from = [&](uint32_t first) { return std::min(group.rows - first, kVBatch); };
+    uint32_t current = 0;
+    RotateRows(v_elements_, group, 0, rows_from(0), batches_[current]);
     for (uint32_t first = 0; first < group.rows; first += kVBatch) {
-      const uint32_t rows = group.rows - first < kVBatch ? group.rows - first : kVBatch;
-      RotateBatch(v_elements_, group, first, rows, batch_);
-      FindVScales(batch_);
-      QuantizeVBatch(batch_, rows, tiles_, sums);
-      for (uint32_t row = 0; row < rows; ++row) {
-        const auto scale_byte = static_cast<uint8_t>(batch_.scale_byte[row]);
-        group.scale[(first + row) * group.scale_stride] = scale_byte;
-        if (batch_.clamps && scale_byte >= kVScaleClamps)
-          v_errors_.Add(MeasureDecodedRow(v_elements_, group.source + (first + row) * group.source_stride));
-      }
+      const uint32_t rows = rows_from(first), next = first + kVBatch;
+      FindVScales(batches_[current], rows, v_scales_);
+      if (next < group.rows) RotateRows(v_elements_, group, next, rows_from(next), batches_[1 - current]);
       const size_t target = first * group.plane_stride;
-      PackTiles(tiles_, rows, group.high + target, group.low != nullptr ? group.low + target : nullptr,
-                group.plane_stride);
+      QuantizeRows(batches_[current], rows, v_scales_, group.high + target,
+                   group.low != nullptr ? group.low + target : nullptr, group.plane_stride, sums);
+      StoreVScales(group, first, rows);
+      current = 1 - current;
     }
     v_errors_.Add(sums.Sum());
+  }
+
+  void StoreVScales(const VGroup& group, uint32_t first, uint32_t rows) {
+    for (uint32_t row = 0; row < rows; ++row) {
+      const auto scale_byte = static_cast<uint8_t>(v_scales_.scale_byte[VBatch::LaneOf(row)]);
+      group.scale[(first + row) * group.scale_stride] = scale_byte;
+      if (v_scales_.clamps && scale_byte >= kVScaleClamps)
+        v_errors_.Add(MeasureDecodedRow(v_elements_, group.source + (first + row) * group.source_stride));
+    }
   }
 
   /// The last group of a row, of fewer than 64 channels, not rotated.
@@ -206,8 +224,8 @@ class LayerQuantizer {
   const BlockShape& shape_;
   const Source k_elements_, v_elements_;
   KScratch scratch_;
-  VBatch batch_ = {};
-  TileBatch tiles_ = {};
+  VBatch batches_[2] = {};
+  VScales v_scales_ = {};
   RowErrorSum k_errors_, v_errors_;
   uint8_t k_low_[kMaxTokens * kMaxHeadDim / 4];  ///< where the rung has no K low plane
 };

@@ -10,6 +10,7 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
 inline constexpr uint32_t kVBatch = TileBatch::kTiles;
+inline constexpr int kVGridBits = std::countr_zero(uint32_t{kVGridParts});
 
 /// One group of a head's V, from the first row that is not raw on.
 struct VGroup {
@@ -37,11 +39,8 @@ struct VGroup {
   const std::byte* next;  ///< what the caller reads afterwards, in rows like these: is fetched on the way
 };
 
-/// Sixteen groups between the two passes.
-struct VBatch {
-  alignas(64) float rotated[kVBatch][kTileCodes];
-  alignas(64) float block_max[kVBatch / 4][kFloats];  ///< per 128 bits: the largest of four rows there
-  alignas(64) float largest[kVBatch];
+/// Of sixteen groups. In which order their rows come says VBatch.
+struct VScales {
   alignas(64) float inverse[kVBatch];  ///< times the parts of a step and the 1/8 of the rotation
   alignas(64) float weight[kVBatch];   ///< of squared parts; 0 where errors are measured otherwise
   alignas(64) uint16_t scale_byte[kVBatch];
@@ -55,6 +54,80 @@ HWY_INLINE Floats MaxMagnitude(Floats a, Floats b) {
   return hn::Max(hn::Abs(a), hn::Abs(b));
 #endif
 }
+
+/// Scales from the largest magnitudes of 8 y.
+HWY_INLINE void FindVScales(const float* largest_rotated, VScales& scales) {
+  const FloatTag df;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const hn::Rebind<uint16_t, FloatTag> d16;
+  scales.clamps = false;
+  for (uint32_t i = 0; i < kVBatch; i += kFloats) {
+    const auto largest = hn::Mul(hn::Load(df, largest_rotated + i), hn::Set(df, 0.125f));
+    const auto wanted = hn::Mul(largest, hn::Set(df, 0.125f));
+    const auto nearest = Fp16Bits(wanted);
+    const auto is_below = hn::BitCast(d32, hn::VecFromMask(df, hn::Lt(FromFp16Bits(nearest), wanted)));
+    // up16: a mask is -1.
+    const auto up = hn::Sub(hn::PromoteTo(d32, nearest), is_below);
+    const auto byte = hn::Min(hn::ShiftRight<7>(hn::Add(up, hn::Set(d32, 127u))), hn::Set(d32, 247u));
+    const auto byte16 =
+        hn::BitCast(d16, hn::DemoteTo(hn::Rebind<int16_t, FloatTag>(), hn::BitCast(Int32Tag(), byte)));
+    const auto scale = FromFp16Bits(hn::ShiftLeft<7>(byte16));
+    const auto inverse = hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(df)), hn::Div(hn::Set(df, 1.0f), scale));
+    const auto part = hn::Mul(scale, hn::Set(df, 1.0f / kVGridParts));
+    const auto clamps = hn::Ge(scale, hn::Set(df, 1024.0f));
+    hn::Store(hn::Mul(inverse, hn::Set(df, kVGridParts * 0.125f)), df, scales.inverse + i);
+    hn::Store(hn::IfThenZeroElse(clamps, hn::Mul(part, part)), df, scales.weight + i);
+    hn::Store(byte16, d16, scales.scale_byte + i);
+    scales.clamps |= !hn::AllFalse(df, clamps);
+  }
+}
+
+HWY_INLINE Int32s FloorToInts(Floats v) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return Int32s{_mm512_cvt_roundps_epi32(v.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+#else
+  return hn::ConvertTo(Int32Tag(), hn::Floor(v));
+#endif
+}
+
+/// Distance of positions to the middle of their cell of 2^kBits parts.
+template <int kBits>
+HWY_INLINE Int16s ToMiddle(Int16s position) {
+  const Int16Tag d16;
+  return hn::Sub(hn::And(position, hn::Set(d16, int16_t{(1 << kBits) - 1})),
+                 hn::Set(d16, int16_t{1 << (kBits - 1)}));
+}
+
+/// Codes of positions. Saturation cuts what is above 15 here, what is below 0 when bytes are packed.
+HWY_INLINE Int16s VCodes(Int16s position) {
+  const auto zero_code = hn::Set(Int16Tag(), int16_t{8 * kVGridParts});
+  return hn::ShiftRight<kVGridBits>(hn::SaturatedAdd(position, zero_code));
+}
+
+/// Errors of a row whose decoded values may be clamped, by the portable code.
+template <class Source>
+HWY_NOINLINE RowErrors MeasureDecodedRow(const Source& elements, const std::byte* source) {
+  float x[kTileCodes], steps[kTileCodes];
+  uint8_t codes[kTileCodes];
+  LoadRow(elements, source, kTileCodes, x);
+  const uint8_t scale_byte = internal::QuantizeVGroup(x, kTileCodes, steps, codes);
+  RowErrorSum sum;
+  internal::AddVGroupErrors(x, codes, kTileCodes, scale_byte, sum);
+  return sum.Sum();
+}
+
+#if HWY_TARGET != HWY_AVX3 && HWY_TARGET != HWY_AVX3_DL
+
+/// Sixteen groups between the two passes.
+struct VBatch {
+  alignas(64) float rotated[kVBatch][kTileCodes];
+  alignas(64) float block_max[kVBatch / 4][kFloats];  ///< per 128 bits: the largest of four rows there
+  alignas(64) float largest[kVBatch];
+  TileBatch tiles;
+
+  /// Where VScales has a row.
+  static constexpr uint32_t LaneOf(uint32_t row) { return row; }
+};
 
 /// 8 y of one row to `rotated`; returns the largest magnitudes, lane by lane. The 1/8 of the rotation comes
 /// later, with the scale: a power of two changes no rounding.
@@ -82,8 +155,8 @@ HWY_INLINE Floats LargestOfFourRows(Floats a, Floats b, Floats c, Floats d) {
 
 /// First pass: rows to the batch, with the largest magnitude of each. Rows beyond the last repeat it.
 template <class Source>
-HWY_NOINLINE void RotateBatch(const Source& elements, const VGroup& group, uint32_t first, uint32_t rows,
-                              VBatch& batch) {
+HWY_NOINLINE void RotateRows(const Source& elements, const VGroup& group, uint32_t first, uint32_t rows,
+                             VBatch& batch) {
   const FloatTag df;
   const hn::Full128<float> d4;
   for (uint32_t row = 0; row < kVBatch; row += 4) {
@@ -96,8 +169,9 @@ HWY_NOINLINE void RotateBatch(const Source& elements, const VGroup& group, uint3
       const std::byte* next = group.next + (source - group.source);
       PrefetchNext(next);
       PrefetchNext(next + 64);
-      hwy::Prefetch(group.high + (first + clamped) * group.plane_stride);
-      if (group.low != nullptr) hwy::Prefetch(group.low + (first + clamped) * group.plane_stride);
+      const size_t target = (first + clamped + kPlaneRowsAhead) * group.plane_stride;
+      hwy::Prefetch(group.high + target);
+      if (group.low != nullptr) hwy::Prefetch(group.low + target);
     }
     hn::Store(LargestOfFourRows(largest[0], largest[1], largest[2], largest[3]), df,
               batch.block_max[row / 4]);
@@ -108,72 +182,27 @@ HWY_NOINLINE void RotateBatch(const Source& elements, const VGroup& group, uint3
   }
 }
 
-/// Scales of a batch from its largest magnitudes.
-HWY_INLINE void FindVScales(VBatch& batch) {
-  const FloatTag df;
-  const hn::RebindToUnsigned<FloatTag> d32;
-  const hn::Rebind<uint16_t, FloatTag> d16;
-  batch.clamps = false;
-  for (uint32_t i = 0; i < kVBatch; i += kFloats) {
-    const auto largest = hn::Mul(hn::Load(df, batch.largest + i), hn::Set(df, 0.125f));
-    const auto wanted = hn::Mul(largest, hn::Set(df, 0.125f));
-    const auto nearest = Fp16Bits(wanted);
-    const auto is_below = hn::BitCast(d32, hn::VecFromMask(df, hn::Lt(FromFp16Bits(nearest), wanted)));
-    // up16: a mask is -1.
-    const auto up = hn::Sub(hn::PromoteTo(d32, nearest), is_below);
-    const auto byte = hn::Min(hn::ShiftRight<7>(hn::Add(up, hn::Set(d32, 127u))), hn::Set(d32, 247u));
-    const auto byte16 =
-        hn::BitCast(d16, hn::DemoteTo(hn::Rebind<int16_t, FloatTag>(), hn::BitCast(Int32Tag(), byte)));
-    const auto scale = FromFp16Bits(hn::ShiftLeft<7>(byte16));
-    const auto inverse = hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(df)), hn::Div(hn::Set(df, 1.0f), scale));
-    const auto part = hn::Mul(scale, hn::Set(df, 1.0f / kVGridParts));
-    const auto clamps = hn::Ge(scale, hn::Set(df, 1024.0f));
-    hn::Store(hn::Mul(inverse, hn::Set(df, kVGridParts * 0.125f)), df, batch.inverse + i);
-    hn::Store(hn::IfThenZeroElse(clamps, hn::Mul(part, part)), df, batch.weight + i);
-    hn::Store(byte16, d16, batch.scale_byte + i);
-    batch.clamps |= !hn::AllFalse(df, clamps);
-  }
-}
-
-HWY_INLINE Int32s FloorToInts(Floats v) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  return Int32s{_mm512_cvt_roundps_epi32(v.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
-#else
-  return hn::ConvertTo(Int32Tag(), hn::Floor(v));
-#endif
+HWY_INLINE void FindVScales(const VBatch& batch, uint32_t /*rows*/, VScales& scales) {
+  FindVScales(batch.largest, scales);
 }
 
 /// Adds weight * (sum of squares of a and b), which hold at most four products a lane within int32.
 HWY_INLINE Floats AddSquares(Int16s a, Int16s b, Floats weight, Floats sum) {
-#if HWY_TARGET == HWY_AVX3_DL
-  // By name: Highway 1.0.3 looks for AVX512_VNNI when it chooses this target, but does not tell the compiler.
-  Int32s squares{_mm512_madd_epi16(a.raw, a.raw)};
-  asm("vpdpwssd %1, %1, %0" : "+v"(squares.raw) : "v"(b.raw));
-#else
   const Int32Tag d32;
   Int32s odd = hn::Zero(d32);
   Int32s squares = hn::ReorderWidenMulAccumulate(d32, a, a, hn::Zero(d32), odd);
   squares = hn::Add(hn::ReorderWidenMulAccumulate(d32, b, b, squares, odd), odd);
-#endif
   return hn::MulAdd(hn::ConvertTo(FloatTag(), squares), weight, sum);
-}
-
-/// Distance of positions to the middle of their cell of 2^kBits parts.
-template <int kBits>
-HWY_INLINE Int16s ToMiddle(Int16s position) {
-  const Int16Tag d16;
-  return hn::Sub(hn::And(position, hn::Set(d16, int16_t{(1 << kBits) - 1})),
-                 hn::Set(d16, int16_t{1 << (kBits - 1)}));
 }
 
 /// Second pass, one row: positions on the grid, in parts of a step; from them codes, in block order, and
 /// errors.
-HWY_INLINE void QuantizeVRow(const VBatch& batch, uint32_t row, uint8_t* codes, ErrorVectors& errors) {
+HWY_INLINE void QuantizeVRow(const VBatch& batch, const VScales& scales, uint32_t row, uint8_t* codes,
+                             ErrorVectors& errors) {
   constexpr uint32_t kQuarterVectors = kTileBytes / kFloats;
-  static_assert(kVGridParts == 1 << 11);
   const FloatTag df;
   const Int16Tag d16;
-  const auto inverse = hn::Set(df, batch.inverse[row]), weight = hn::Set(df, batch.weight[row]);
+  const auto inverse = hn::Set(df, scales.inverse[row]), weight = hn::Set(df, scales.weight[row]);
   for (uint32_t i = 0; i < kQuarterVectors; ++i) {
     Int32s position[4];
     for (uint32_t k = 0; k < 4; ++k)
@@ -182,34 +211,22 @@ HWY_INLINE void QuantizeVRow(const VBatch& batch, uint32_t row, uint8_t* codes, 
     const auto a = hn::ReorderDemote2To(d16, position[0], position[1]);
     const auto b = hn::ReorderDemote2To(d16, position[2], position[3]);
     errors.square = AddSquares(a, b, weight, errors.square);
-    errors.int4 = AddSquares(ToMiddle<11>(a), ToMiddle<11>(b), weight, errors.int4);
-    errors.int2 = AddSquares(ToMiddle<13>(a), ToMiddle<13>(b), weight, errors.int2);
-    // Code 8 is zero. Saturation cuts what is above 15 here, what is below 0 when bytes are packed.
-    const auto eight = hn::Set(d16, int16_t{8 * kVGridParts});
-    hn::Store(PackToBytes(hn::ShiftRight<11>(hn::SaturatedAdd(a, eight)),
-                          hn::ShiftRight<11>(hn::SaturatedAdd(b, eight))),
-              ByteTag(), codes + i * 4 * kFloats);
+    errors.int4 = AddSquares(ToMiddle<kVGridBits>(a), ToMiddle<kVGridBits>(b), weight, errors.int4);
+    errors.int2 = AddSquares(ToMiddle<kVGridBits + 2>(a), ToMiddle<kVGridBits + 2>(b), weight, errors.int2);
+    hn::Store(PackToBytes(VCodes(a), VCodes(b)), ByteTag(), codes + i * 4 * kFloats);
   }
 }
 
-/// Second pass: all rows of a batch.
-HWY_NOINLINE void QuantizeVBatch(const VBatch& batch, uint32_t rows, TileBatch& tiles, ErrorVectors& errors) {
+/// Second pass: the first `rows` rows, their planes from `high` and `low` (or null) on.
+HWY_NOINLINE void QuantizeRows(VBatch& batch, uint32_t rows, const VScales& scales, uint8_t* high,
+                               uint8_t* low, size_t stride, ErrorVectors& errors) {
   ErrorVectors sums = errors;
-  for (uint32_t row = 0; row < rows; ++row) QuantizeVRow(batch, row, tiles.codes[row], sums);
+  for (uint32_t row = 0; row < rows; ++row) QuantizeVRow(batch, scales, row, batch.tiles.codes[row], sums);
   errors = sums;
+  PackTiles(batch.tiles, rows, high, low, stride);
 }
 
-/// Errors of a row whose decoded values may be clamped, by the portable code.
-template <class Source>
-HWY_NOINLINE RowErrors MeasureDecodedRow(const Source& elements, const std::byte* source) {
-  float x[kTileCodes], steps[kTileCodes];
-  uint8_t codes[kTileCodes];
-  LoadRow(elements, source, kTileCodes, x);
-  const uint8_t scale_byte = internal::QuantizeVGroup(x, kTileCodes, steps, codes);
-  RowErrorSum sum;
-  internal::AddVGroupErrors(x, codes, kTileCodes, scale_byte, sum);
-  return sum.Sum();
-}
+#endif  // HWY_TARGET
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
