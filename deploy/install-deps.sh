@@ -3,6 +3,7 @@
 #   deploy/install-deps.sh         to build and run
 #   deploy/install-deps.sh engine  and for the llama.cpp engine (deploy/fetch-llamacpp.sh)
 #   deploy/install-deps.sh observe and for deploy/observe.sh
+#   deploy/install-deps.sh package and for the Debian package (cpack -G DEB)
 #   deploy/install-deps.sh test    to build and run, and for tests/run.sh
 #   deploy/install-deps.sh full    and for tests/run.sh --full
 set -eu
@@ -13,7 +14,8 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
   protobuf-compiler-grpc python3 python3-numpy"
 engine="curl libcpp-httplib-dev nlohmann-json3-dev python3-pip"
 observe="curl prometheus"
-test="abigail-tools chromium clang-format dpkg-dev e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest
+packaging="dpkg-dev"
+test="abigail-tools chromium clang-format e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest
   python3-seccomp python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs"
 full="busybox-static clang clang-tidy cpio debootstrap dmsetup fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev
   qemu-system-x86 qemu-user-static"
@@ -22,9 +24,10 @@ case "${1:-build}" in
   build) wanted="$build" ;;
   engine) wanted="$build $engine" ;;
   observe) wanted="$build $observe" ;;
-  test) wanted="$build $observe $test" ;;
-  full) wanted="$build $engine $observe $test $full" ;;
-  *) echo "usage: $0 [build|engine|observe|test|full]" >&2; exit 2 ;;
+  package) wanted="$build $packaging" ;;
+  test) wanted="$build $observe $packaging $test" ;;
+  full) wanted="$build $engine $observe $packaging $test $full" ;;
+  *) echo "usage: $0 [build|engine|observe|package|test|full]" >&2; exit 2 ;;
 esac
 
 missing=""

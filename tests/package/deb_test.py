@@ -22,7 +22,7 @@ def run(*command, **more):
 def package(tmp_path_factory):
     """Unpacked, with its control files in DEBIAN. Fast: how small it is does not matter here."""
     folder = tmp_path_factory.mktemp("package")
-    run("cpack", "-G", "DEB", "-B", folder, "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none", cwd=BUILD)
+    run("cpack", "--config", BUILD / "CPackConfig.cmake", "-G", "DEB", "-B", folder, "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none")
     (made,) = folder.glob("kvtier_*_*.deb")
     run("dpkg-deb", "--raw-extract", made, folder / "tree")
     return folder / "tree"
