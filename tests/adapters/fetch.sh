@@ -3,7 +3,7 @@
 # by SHA-256 (requirements.txt). What is there already is kept.
 #   tests/adapters/fetch.sh           fetches
 #   tests/adapters/fetch.sh folder    prints the folder of the packages, for PYTHONPATH, and does nothing
-# The folder is in $KVTIER_CACHE, else ~/.cache/kvtier. Takes 1 GB of downloads, which are not kept, 3.5 GB of disk and about
+# The folder is in $KVTIER_CACHE, else ~/.cache/kvtier. Takes 1.2 GB of downloads, which are not kept, 3.5 GB of disk and about
 # 4 minutes. Needs CPython 3.11 on x86-64, as Debian 12 has, a C compiler, binutils and pip.
 set -euo pipefail
 cd "$(dirname "$0")"
