@@ -1,0 +1,257 @@
+"""The secondary tier under vLLM's own tiering manager and shared CPU cache; a test stands where the GPU copies would."""
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+import uuid
+
+import pytest
+
+from conftest import needs
+
+needs("vllm")
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+import torch
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.config import (OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig, OffloadingModelConfig,
+                                       OffloadingParallelConfig)
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+LAYERS, HEADS, DIM, PAGE, CHUNKS = 3, 2, 64, 16, 16
+LAYOUTS = ["LBHNC", "LBNHC", "BLHNC", "BLNHC", "BHLNC"]
+
+
+class Engine:
+    """vLLM's manager with our tier, and the chunks of its CPU cache by meaning."""
+
+    def __init__(self, socket, layout="LBHNC", content="token", pages=8, dtype="bfloat16", revision="1", model="m", tier=None,
+                 parallel=None, groups=1, **config):
+        tier = {"type": "KvtierTier", "module_path": "kvtier_adapters.vllm_tier", "kv_heads": HEADS, "head_size": DIM,
+                "content": content, "kvtier": {"socket": socket, "timeout_ms": 20000, "transfer_timeout_ms": 20000, "retry_ms": 1}
+                } | (tier or {})
+        if revision:
+            tier["kvtier"]["revision"] = revision
+        self.row_bytes = LAYERS * pages * PAGE * HEADS * 2 * DIM * 2
+        self.layout, self.content, self.pages = layout, content, pages
+        rounded = -(-self.row_bytes // 4096) * 4096
+        ranks = {"rank": 0, "world_size": 1, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1, "data_parallel_index": 0,
+                 "data_parallel_size": 1, "data_parallel_rank_local": None, "is_parallelism_agnostic": True} | (parallel or {})
+        self.spec = TieringOffloadingSpec(OffloadingConfig(**{
+            "groups": tuple(OffloadingGroupConfig(PAGE, tuple(f"l{i}" for i in range(LAYERS)), n) for n in range(groups)),
+            "worker_kv_bytes_per_block": self.row_bytes // pages, "enable_kv_cache_events": False,
+            "extra_config": {"cpu_bytes_to_use": rounded * CHUNKS, "secondary_tiers": [tier]}, "engine_id": uuid.uuid4().hex,
+            "model": OffloadingModelConfig(model, dtype), "cache": OffloadingCacheConfig(PAGE, pages),
+            "parallel": OffloadingParallelConfig(**ranks), "kv_cache_layout": layout} | config))
+        self.manager = self.spec.get_manager()
+        self.tier = self.manager.secondary_tiers[0]
+        self.lock = getattr(self.manager, "lock", contextlib.nullcontext())  # vLLM 0.33 has one
+
+    def chunk(self, number):
+        """[layer][K, V][page][head][token][channel]: a view of vLLM's memory."""
+        row = torch.frombuffer(self.manager.primary_tier.get_kv_memoryview()[number:number + 1].cast("B"), dtype=torch.bfloat16)
+        row = row[:self.row_bytes // 2]
+        letters = {"LBHNC": "lphtx", "LBNHC": "lpthx", "BLHNC": "plhtx", "BLNHC": "plthx", "BHLNC": "phltx"}[self.layout]
+        size = {"l": LAYERS, "p": self.pages, "h": HEADS, "t": PAGE, "x": 2 * DIM}
+        if self.content == "heads":
+            size["h"], size["x"] = 2 * HEADS, DIM
+        whole = row.view([size[letter] for letter in letters]).permute([letters.index(letter) for letter in "lphtx"])
+        if self.content == "heads":
+            return torch.stack([whole[:, :, :HEADS], whole[:, :, HEADS:]], dim=1)
+        return torch.stack([whole[..., :DIM], whole[..., DIM:]], dim=1)
+
+    def write(self, number, values):
+        row = self.tier._rows[number]
+        k, v = values[:, 0], values[:, 1]
+        whole = torch.cat([k, v], dim=2 if self.content == "heads" else -1)
+        order = ["lphtx".index(x) for x in {"LBHNC": "lphtx", "LBNHC": "lpthx", "BLHNC": "plhtx", "BLNHC": "plthx",
+                                            "BHLNC": "phltx"}[self.layout]]
+        row[:self.row_bytes] = whole.permute(order).contiguous().view(-1).view(torch.uint8).numpy()
+
+    def step(self):
+        with self.lock:
+            self.manager.on_schedule_end(ScheduleEndContext([], []))
+
+    def store(self, request, keys, values):
+        with self.lock:
+            self.manager.on_new_request(request)
+            stored = self.manager.prepare_store(keys, request)
+            for number, key in zip(stored.store_spec.chunk_ids, stored.keys_to_store):
+                self.write(int(number), values[keys.index(key)])
+            self.manager.complete_store(stored.keys_to_store, request)
+        self.until(lambda: not self.manager.has_pending_work())
+
+    def until(self, condition):
+        end = time.monotonic() + 20
+        while not condition() and time.monotonic() < end:
+            self.step()
+            time.sleep(0.005)
+        assert condition()
+
+    def find(self, request, keys):
+        """As the scheduler asks: until no answer is pending."""
+        pending, end = (LookupResult.RETRY, LookupResult.HIT_PENDING), time.monotonic() + 20
+        while True:
+            with self.lock:
+                answers = [self.manager.lookup(key, request) for key in keys]
+            if not set(answers) & set(pending):
+                return answers
+            assert time.monotonic() < end
+            self.step()
+            time.sleep(0.005)
+
+    def load(self, request, keys):
+        """The chunks of keys that hit."""
+        with self.lock:
+            numbers = self.manager.prepare_load(keys, request).chunk_ids
+            values = [self.chunk(int(number)).clone() for number in numbers]
+            self.manager.complete_load(keys, request)
+        return values
+
+    def close(self):
+        self.manager.shutdown()
+
+
+names = itertools.count()
+
+
+def keys_of(count):
+    base = next(names)
+    return [make_offload_key(f"{base:030d}{i:02d}".encode(), 0) for i in range(count)]
+
+
+def random_chunks(count, seed=1, pages=8):
+    return list(torch.randn((count, LAYERS, 2, pages, HEADS, PAGE, DIM), generator=torch.Generator().manual_seed(seed)).bfloat16())
+
+
+@pytest.fixture
+def engines(module_daemon):
+    made = []
+
+    def make(**options):
+        made.append(Engine(options.pop("socket", module_daemon.socket), **options))
+        return made[-1]
+    yield make
+    for engine in made:
+        engine.close()
+
+
+@pytest.mark.parametrize(("layout", "content"), [*itertools.product(LAYOUTS, ["token", "heads"])])
+def test_chunks_come_back_under_another_engine_and_layout(engines, layout, content):
+    keys, values = keys_of(4), random_chunks(4)
+    engines(layout=layout, content=content).store(ReqContext("a"), keys, values)
+    for other in ((layout, content), ("BLNHC", "token"), ("LBHNC", "heads")):
+        engine, request = engines(layout=other[0], content=other[1]), ReqContext("b")
+        with engine.lock:
+            engine.manager.on_new_request(request)
+        assert engine.find(request, [*keys, *keys_of(1)]) == [LookupResult.HIT] * 4 + [LookupResult.MISS]
+        for ours, theirs in zip(engine.load(request, keys), values):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("pages", [4, 16])
+def test_chunks_of_64_and_256_tokens(engines, pages):
+    keys, values = keys_of(3), random_chunks(3, pages=pages)
+    engines(pages=pages).store(ReqContext("a"), keys, values)
+    engine, request = engines(pages=pages), ReqContext("b")
+    with engine.lock:
+        engine.manager.on_new_request(request)
+    assert engine.find(request, keys) == [LookupResult.HIT] * 3
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(engine.load(request, keys), values))
+
+
+@pytest.mark.parametrize("other", [{"model": "n"}, {"revision": "2"}, {"dtype": "float16"}])
+def test_another_model_is_a_miss_on_data_that_exists(engines, other):
+    keys = keys_of(2)
+    engines().store(ReqContext("a"), keys, random_chunks(2))
+    engine, request = engines(**other), ReqContext("b")
+    with engine.lock:
+        engine.manager.on_new_request(request)
+    assert engine.find(request, keys) == [LookupResult.MISS] * 2
+
+
+def test_a_chunk_that_goes_between_lookup_and_load_is_a_miss_and_not_asked_again(engines):
+    keys, values = keys_of(3), random_chunks(3)
+    engines().store(ReqContext("a"), keys, values)
+    engine, request = engines(), ReqContext("b")
+    with engine.lock:
+        engine.manager.on_new_request(request)
+    original, loads = engine.tier._store.load, []
+
+    def load(blocks, view):
+        loads.append(blocks.keys()[0])
+        if blocks.keys()[0] == engine.tier._blocks(keys[1]).keys()[0]:
+            original(blocks, view)
+            return [False]
+        return original(blocks, view)
+    engine.tier._store.load = load
+    assert engine.find(request, keys) == [LookupResult.HIT, LookupResult.MISS, LookupResult.HIT]
+    assert engine.find(request, keys) == [LookupResult.HIT, LookupResult.MISS, LookupResult.HIT]
+    assert len(loads) == 3
+    assert torch.equal(engine.load(request, keys[2:])[0], values[2])
+
+
+def test_jobs_are_ended_whatever_happens(engines):
+    engine, request, keys = engines(), ReqContext("a"), keys_of(2)
+    engine.tier._store.save = lambda *args: 1 / 0
+    engine.store(request, keys, random_chunks(2))  # ends, though nothing was stored
+    del engine.tier._store.save
+    engine.tier._jobs.submit = lambda *args: False  # full
+    more = keys_of(2)
+    engine.store(ReqContext("c"), more, random_chunks(2))
+    fresh, other = engines(), ReqContext("b")
+    with fresh.lock:
+        fresh.manager.on_new_request(other)
+    assert fresh.find(other, keys + more) == [LookupResult.MISS] * 4
+
+
+def test_nothing_blocks_the_scheduler_while_the_daemon_is_slow(engines):
+    engine, request, keys = engines(), ReqContext("a"), keys_of(8)
+    go = threading.Event()
+    for name in ("save", "load", "lookup"):
+        original = getattr(engine.tier._store, name)
+        setattr(engine.tier._store, name, lambda *args, original=original: (go.wait(30), original(*args))[1])
+    with engine.lock:
+        engine.manager.on_new_request(request)
+        start = time.monotonic()
+        assert {engine.manager.lookup(key, request) for key in keys} == {LookupResult.RETRY}
+        stored = engine.manager.prepare_store(keys, request)
+        engine.manager.complete_store(stored.keys_to_store, request)
+        engine.manager.on_schedule_end(ScheduleEndContext([], []))
+        assert time.monotonic() - start < 2
+        assert engine.manager.has_pending_work()
+    go.set()
+    engine.until(lambda: not engine.manager.has_pending_work())
+
+
+def test_a_dead_daemon_is_a_miss(daemon):
+    engine, request, keys = Engine(daemon.socket), ReqContext("a"), keys_of(2)
+    daemon.kill()
+    engine.store(request, keys, random_chunks(2))
+    other, second = Engine(daemon.socket), ReqContext("b")
+    with other.lock:
+        other.manager.on_new_request(second)
+    assert other.find(second, keys) == [LookupResult.MISS] * 2
+    engine.close()
+    other.close()
+    daemon.start()
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    ({"groups": 2}, "several kinds"), ({"parallel": {"world_size": 2, "tp_size": 2}}, "canonical_layout"),
+    ({"parallel": {"pp_size": 2}}, "pipeline"), ({"replicated_layout": True}, "latent"), ({"layout": "LHBNC"}, "LHBNC"),
+    ({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"pages": 3}, "whole blocks"), ({"tier": {"kv_heads": 4}}, "kv_heads"),
+    ({"tier": {"content": "x"}}, "content is"), ({"revision": None}, "revision"),
+    ({"tier": {"kvtier": {"nonsense": 1}}}, "unknown option")])
+def test_what_is_not_supported_is_refused(module_daemon, options, what):
+    Engine(module_daemon.socket).close()
+    with pytest.raises(ValueError, match=what):
+        Engine(module_daemon.socket, **options)
+
+
+def test_the_tier_is_whole():
+    from kvtier_adapters.vllm_tier import KvtierTier
+
+    assert issubclass(KvtierTier, SecondaryTierManager) and not KvtierTier.__abstractmethods__
