@@ -3,7 +3,7 @@
 #   tests/run.sh          what CI runs: g++ (and nvcc where it is), ASan+UBSan, TSan, lint; under 45 minutes on 2 cores
 #   tests/run.sh --full   and clang++, clang-tidy, fuzzing, NEON under QEMU, DAX memory and power cuts in a virtual
 #                         machine, more simulation seeds, the Debian package in a fresh Debian,
-#                         the benchmark's checks, and llama.cpp as an engine on kvtier (fetched from
+#                         the benchmark's checks, and llama.cpp, vLLM, SGLang, LMCache and transformers on kvtier (fetched from
 #                         PyPI and built once, outside the tree)
 # Ends with ctest's summary of the main suite. Exits non-zero when anything fails. Everything is built into build/.
 set -euo pipefail
@@ -89,10 +89,12 @@ main() {
     build/bin/kvtier-bench ladder
     stage "llama.cpp on kvtier: conversations"
     deploy/llama-demo.sh --no-build
+    stage "vLLM, SGLang, LMCache and transformers on kvtier: fetch and test"
+    KVTIER_BUILD=build tests/adapters/run.sh
   else
     echo
     echo "skipped without --full: clang++ build, clang-tidy, fuzzing, NEON under QEMU, virtual machines, long simulations, the package in a fresh Debian," \
-      "benchmark checks, llama.cpp"
+      "benchmark checks, llama.cpp, the adapters with their engines (tests/adapters/run.sh, 1.2 GB)"
   fi
 
   stage "g++ RelWithDebInfo: test, and lint"

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import BUILD, Daemon
+from conftest import BUILD, Daemon, suspend
 
 LAYERS, HEADS, DIM = 3, 2, 64
 GENEROUS = {"timeout_ms": 20000, "transfer_timeout_ms": 20000}
@@ -113,11 +113,25 @@ def test_a_daemon_that_dies_is_a_miss_and_is_found_again(daemon):
     assert np.array_equal(kv, out)
 
 
+def test_connecting_takes_no_longer_than_its_thread_can_wait(daemon):
+    from kvtier_adapters.blocks import Settings, Store
+
+    settings = Settings(socket=daemon.socket, transfer_timeout_ms=1500)
+    suspend(daemon)
+    try:
+        for least, most, connect_timeout_ms in ((0.05, 1.2, 100), (1.2, 10, None)):
+            start = time.monotonic()
+            assert Store(spec(), settings, connect_timeout_ms=connect_timeout_ms).chunk(b"x", 1) is None
+            assert least < time.monotonic() - start < most
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
 def test_a_daemon_that_hangs_costs_one_deadline(daemon):
     a = store(daemon.socket, timeout_ms=300, retry_ms=600000)
     saved(a, b"hang", random_kv(5))
     blocks = a.chunk(b"hang", 2)
-    daemon.process.send_signal(signal.SIGSTOP)
+    suspend(daemon)
     try:
         start = time.monotonic()
         assert a.lookup(blocks) == 0

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -16,6 +17,12 @@ _spec.loader.exec_module(_python)
 BUILD, Daemon, installed_wheel, daemon = _python.BUILD, _python.Daemon, _python.installed_wheel, _python.daemon
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", LMCACHE_TRACK_USAGE="false")
+
+
+def suspend(daemon):
+    """Returns when it has stopped; SIGCONT lets it go on."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)
 
 
 def needs(package):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from conftest import needs
+from conftest import needs, suspend
 
 needs("transformers")
 import torch
@@ -109,7 +109,7 @@ def test_without_a_daemon_generate_goes_on_alone(daemon):
     expected = generate(model, PROMPT, cache)
     assert prefixes.save(cache, expected.sequences)
     until_restored(prefixes, PROMPT, 384)
-    daemon.process.send_signal(signal.SIGSTOP)
+    suspend(daemon)
     start = time.monotonic()
     hung = prefixes.cache(PROMPT)
     assert hung.restored_tokens == 0 and time.monotonic() - start < 5

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import needs
+from conftest import needs, suspend
 
 needs("vllm")
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR")
@@ -191,7 +191,7 @@ def test_a_daemon_that_hangs_or_dies_costs_time_and_no_answer(engine, module_dae
     prompt = [90] + PROMPT[1:]
     (expected,) = generate(engine, [prompt])
     settle(engine)
-    module_daemon.process.send_signal(signal.SIGSTOP)
+    suspend(module_daemon)
     start = time.monotonic()
     (hung,) = generate(engine, [prompt])
     assert hung[0] == expected[0] and hung[2] == 0 and time.monotonic() - start < 30

@@ -241,6 +241,7 @@ def test_a_dead_daemon_is_a_miss(daemon):
 
 @pytest.mark.parametrize(("options", "what"), [
     ({"groups": 2}, "several kinds"), ({"parallel": {"world_size": 2, "tp_size": 2}}, "canonical_layout"),
+    ({"parallel": {"world_size": 2, "tp_size": 2}, "canonical_layout": True, "content": "heads"}, "one worker"),
     ({"parallel": {"pp_size": 2}}, "pipeline"), ({"replicated_layout": True}, "latent"), ({"layout": "LHBNC"}, "LHBNC"),
     ({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"pages": 3}, "whole blocks"), ({"tier": {"kv_heads": 4}}, "kv_heads"),
     ({"tier": {"content": "x"}}, "content is"), ({"revision": None}, "revision"),

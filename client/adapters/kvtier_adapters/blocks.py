@@ -109,10 +109,12 @@ class Breaker:
 class Store:
     """The blocks of one model, for an engine that computes what is not here. Nothing raises but a wrong use: no daemon, a
     late, full or restarted one, and blocks that are gone or damaged are all misses. Threads: any. The connection is made
-    at the first use, so that a process may fork before."""
+    at the first use, so that a process may fork before, and may take `connect_timeout_ms`, else as long as a transfer."""
 
-    def __init__(self, spec: kvtier.ModelSpec, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, spec: kvtier.ModelSpec, settings: Settings, clock: Callable[[], float] = time.monotonic,
+                 connect_timeout_ms: int | None = None) -> None:
         self.spec, self._settings, self._clock = spec, settings, clock
+        self._connect_timeout_ms = connect_timeout_ms or settings.transfer_timeout_ms
         self._min_precision = kvtier.Precision[settings.min_precision]
         self._breaker = Breaker(settings.retry_ms, clock)
         self._lock = threading.Lock()
@@ -190,7 +192,7 @@ class Store:
                 try:
                     if self._client is None:
                         self._client = kvtier.Client(self._settings.socket, name="kvtier-adapters",
-                                                     timeout_ms=self._settings.timeout_ms)
+                                                     timeout_ms=self._connect_timeout_ms)
                     self._model = self._client.register_model(self.spec)
                     logger.info("kvtier: connected, model %s", self.spec.model_id)
                 except kvtier.Error as error:

@@ -347,10 +347,11 @@ class KvtierConnector(KVConnectorBase_V1):
             _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
             _require(TOKENS_PER_BLOCK % hash_tokens == 0, f"hashes of {hash_tokens} tokens do not divide {TOKENS_PER_BLOCK}")
             ranks = range(vllm_config.parallel_config.tensor_parallel_size)
-            self._scheduler = Scheduler([self._store(rank) for rank in ranks], self._spec.block_size, hash_tokens)
+            stores = [Store(self._model(rank), self._settings, connect_timeout_ms=self._settings.timeout_ms) for rank in ranks]
+            self._scheduler = Scheduler(stores, self._spec.block_size, hash_tokens)
 
-    def _store(self, rank: int) -> Store:
-        return Store(model_spec(self._vllm_config, self._spec, self._layers, rank, self._settings), self._settings)
+    def _model(self, rank: int) -> kvtier.ModelSpec:
+        return model_spec(self._vllm_config, self._spec, self._layers, rank, self._settings)
 
     # ---- worker
 
@@ -369,7 +370,7 @@ class KvtierConnector(KVConnectorBase_V1):
         _require(set(self._layers) <= kv_caches.keys(), "a layer has no cache of its own")
         pages = Pages([kv_caches[name] for name in self._layers], self._spec, CONTENT[next(iter(backends))],
                       self._kv_cache_config.num_blocks)
-        self._worker = Worker(self._store(rank), pages, self._settings.max_staged_mib << 20)
+        self._worker = Worker(Store(self._model(rank), self._settings), pages, self._settings.max_staged_mib << 20)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:

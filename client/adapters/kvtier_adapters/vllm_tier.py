@@ -54,6 +54,7 @@ class ChunkShape:
         _require(not config.replicated_layout, "latent (MLA) caches hold no K and V")
         _require(config.kv_cache_layout in _AXES, f"KV cache layout {config.kv_cache_layout} is not supported")
         _require(content in ("token", "heads"), 'content is "token" or "heads"')
+        _require(content == "token" or parallel.world_size == 1, 'content "heads" is supported for one worker')
         self.dtype = dtype_of(config.model.dtype)
         self.layers, self.pages = len(group.layer_names), config.cache.blocks_per_chunk
         self.page_tokens, self.heads, self.dim = group.tokens_per_block, kv_heads, head_size
