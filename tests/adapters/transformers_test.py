@@ -2,6 +2,7 @@
 
 import signal
 import time
+import types
 
 import pytest
 
@@ -9,7 +10,8 @@ from conftest import needs, suspend
 
 needs("transformers")
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfig,
+                          MistralConfig)
 
 PROMPT = torch.arange(3, 403).unsqueeze(0)
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
@@ -136,6 +138,8 @@ def test_what_is_not_supported_is_refused(module_daemon):
              "num_key_value_heads": 1}
     with pytest.raises(ValueError, match="full attention"):
         store(AutoModelForCausalLM.from_config(MistralConfig(**small, sliding_window=64)).bfloat16(), module_daemon)
+    with pytest.raises(ValueError, match="multimodal"):
+        store(types.SimpleNamespace(config=LlavaConfig(), device="cpu", dtype=torch.bfloat16), module_daemon)
     latent = DeepseekV3Config(**small, moe_intermediate_size=64, n_routed_experts=2, num_experts_per_tok=1, n_group=1,
                               topk_group=1, first_k_dense_replace=1)
     with pytest.raises(ValueError, match="latent"):

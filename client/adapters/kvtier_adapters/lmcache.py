@@ -1,10 +1,11 @@
 """LMCache: an L2 adapter of type "plugin", kvtier below LMCache's own memory.
 
     {"type": "plugin", "module_path": "kvtier_adapters.lmcache", "class_name": "KvtierL2Adapter", "adapter_params": {
-        "models": {"meta-llama/Llama-3.1-8B-Instruct": {"kv_heads": 8, "revision": "..."}}, "socket": "/run/kvtier/kvtierd.sock"}}
+        "models": {"meta-llama/Llama-3.1-8B-Instruct": {"kv_heads": 8, "revision": "..."}}}}
 
 `kv_heads` are those of one worker (LMCache's objects do not tell them); `revision` names the weights and whatever else changes
-K and V but tokens and LoRA. Models that are not listed are always a miss. Objects are K and V as LMCache has them, [2][layer]
+K and V but tokens: LMCache's hashes of chunks know tokens alone, so requests with LoRA adapters or images need a cache salt of
+their own. Models that are not listed are always a miss. Objects are K and V as LMCache has them, [2][layer]
 [token][head x channel], of chunks of 64 tokens or a multiple of 128; latent and recurrent ones are refused."""
 
 from __future__ import annotations

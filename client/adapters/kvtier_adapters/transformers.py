@@ -20,7 +20,6 @@ import kvtier
 
 from .blocks import Settings, Store, digest_of, dtype_of, model_config_facts
 
-# Of input, what is not a token id makes K and V that a key of tokens does not name.
 _ATTENTION = {"full_attention"}
 
 
@@ -42,6 +41,8 @@ def _model_spec(model: PreTrainedModel, settings: Settings) -> kvtier.ModelSpec:
     config = model.config.get_text_config(decoder=True)
     _require(set(getattr(config, "layer_types", None) or _ATTENTION) <= _ATTENTION
              and not getattr(config, "sliding_window", None), "models with other layers than full attention are not supported")
+    # Images and sounds stand as the same tokens whatever they show.
+    _require(config is model.config, "multimodal models are not supported: a key names tokens alone")
     _require(not model.config.is_encoder_decoder, "encoder-decoder models are not supported")
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
