@@ -2,7 +2,7 @@
 # Tests the adapters with the real engines, and the Python package with torch: fetches them once (fetch.sh: 1.2 GB), then runs
 # each test file in a process of its own against a real daemon.
 #   tests/adapters/run.sh [PYTEST ARGUMENTS]      e.g. tests/adapters/run.sh -k vllm
-# Needs a build: $KVTIER_BUILD, else build/. Takes 5 to 11 minutes of two cores after the fetch.
+# Needs a build: $KVTIER_BUILD, else build/. Took 11 minutes on two busy cores, after the fetch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
