@@ -21,12 +21,18 @@ std::optional<Place> ArenaAllocator::Allocate(const SlotClass& slot_class, uint3
   used_bytes_ += slot_class.slot_bytes;
   KVTIER_CHECK(arena.owners[slot] == kNoOwner);
   arena.owners[slot] = owner;
-  return Place{.tier = tier_,
-               .container = arena.spec.id.value,
-               .slot = slot,
-               .offset = ArenaHeaderBytes(arena.spec.slots) + slot * slot_class.slot_bytes,
-               .bytes = slot_class.slot_bytes,
-               .epoch = ++arena.epochs[slot]};
+  ++arena.epochs[slot];
+  return PlaceOf(arena.spec.id, slot);
+}
+
+Place ArenaAllocator::PlaceOf(ArenaId id, uint32_t slot) const {
+  const Arena& arena = this->arena(id);
+  return {.tier = tier_,
+          .container = arena.spec.id.value,
+          .slot = slot,
+          .offset = ArenaHeaderBytes(arena.spec.slots) + slot * arena.spec.slot_bytes,
+          .bytes = arena.spec.slot_bytes,
+          .epoch = arena.epochs[slot]};
 }
 
 void ArenaAllocator::Free(const Place& place) {

@@ -37,6 +37,8 @@ class ArenaAllocator {
   /// A slot under a new epoch, for `owner` (a number of the caller's). Empty when no ready arena has one.
   std::optional<Place> Allocate(const SlotClass& slot_class, uint32_t owner);
   void Free(const Place& place);
+  /// The whole place of a slot that is handed out.
+  Place PlaceOf(ArenaId arena, uint32_t slot) const;
 
   /// Whether an arena of this class could exist at all.
   bool CouldFit(uint64_t slot_bytes) const { return ArenaBytes(1, slot_bytes) <= capacity_bytes_; }

@@ -49,9 +49,23 @@ bool SegmentAllocator::Knows(const Place& place) const {
 void SegmentAllocator::RecoverRecord(const Place& place, uint32_t owner) {
   KVTIER_CHECK(Knows(place));
   Segment& segment = segments_[place.container];
-  segment.records.push_back({.owner = owner, .offset = place.offset});
+  AddRecord(segment, place.offset, owner);
   segment.live_bytes += place.bytes;
   live_bytes_[IndexOf(place.part)] += place.bytes;
+}
+
+void SegmentAllocator::AddRecord(Segment& segment, uint64_t offset, uint32_t owner) {
+  segment.records.push_back({.owner = owner, .spot = static_cast<uint32_t>(offset / kSlotAlign)});
+}
+
+Place SegmentAllocator::PlaceOf(uint32_t number, uint64_t offset, uint64_t record_bytes) const {
+  const Segment& segment = segments_[number];
+  return {.tier = tier_,
+          .part = segment.part,
+          .container = number,
+          .offset = offset,
+          .bytes = record_bytes,
+          .epoch = segment.sequence};
 }
 
 bool SegmentAllocator::NeedsSegment(uint64_t record_bytes, ColdPart part) const {
@@ -68,20 +82,15 @@ std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t ow
     Segment& segment = segments_[number];
     if (segment.append_at + record_bytes > segment_bytes_) {
       segment.state = State::kSealed;
+      segment.records.shrink_to_fit();
       open.erase(open.begin());
       continue;
     }
-    const Place place{.tier = tier_,
-                      .part = part,
-                      .container = number,
-                      .slot = 0,
-                      .offset = segment.append_at,
-                      .bytes = record_bytes,
-                      .epoch = segment.sequence};
+    const Place place = PlaceOf(number, segment.append_at, record_bytes);
     segment.append_at += record_bytes;
     segment.live_bytes += record_bytes;
     live_bytes_[IndexOf(part)] += record_bytes;
-    segment.records.push_back({.owner = owner, .offset = place.offset});
+    AddRecord(segment, place.offset, owner);
     return place;
   }
   if (fresh_.empty()) return std::nullopt;

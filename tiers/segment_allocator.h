@@ -39,6 +39,8 @@ class SegmentAllocator {
   bool has_segments() const { return aside_ < limit_; }
   /// The next record for `owner` (a number of the caller's). Empty when every segment is taken.
   std::optional<Place> Append(uint64_t record_bytes, uint32_t owner, ColdPart part = ColdPart::kBase);
+  /// The whole place of a record that lives at `offset`.
+  Place PlaceOf(uint32_t segment, uint64_t offset, uint64_t record_bytes) const;
   /// The record is dead: its bytes come back when the segment is recycled.
   void Release(const Place& place);
 
@@ -51,7 +53,7 @@ class SegmentAllocator {
   bool IsVictim(uint32_t segment, ColdPart part) const;
   struct Record {
     uint32_t owner = 0;
-    uint64_t offset = 0;
+    uint32_t spot = 0;  ///< its offset by kSlotAlign
   };
   /// Every record appended since the segment was last recycled, live or not, in order.
   std::span<const Record> Records(uint32_t segment) const { return segments_[segment].records; }
@@ -100,6 +102,7 @@ class SegmentAllocator {
   };
 
   void SetAside(uint32_t number);
+  static void AddRecord(Segment& segment, uint64_t offset, uint32_t owner);
 
   const TierId tier_;
   const uint64_t segment_bytes_;

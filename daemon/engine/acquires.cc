@@ -100,10 +100,10 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
   const std::optional<TierId> source = host ? host : cold;
   if (!source) return false;
   if (!host) DropLesserCopies(id, least);
-  const Copy& copy = entry.copies[source->value];
+  const Copy& copy = table_.copy(entry, *source);
   const std::optional<TierId> reader = host ? host : PromotionTarget(entry, *cold);
   const uint64_t bytes =
-      host ? copy.place.bytes
+      host ? copy.place_bytes()
            : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
                  .slot_bytes;
   if (!reader || !FitsLeaseShare(session, *reader, bytes + op.promised_bytes)) {
@@ -147,9 +147,9 @@ void EngineImpl::CloseAcquireWalk(AcquireOp& op, Session& session, const Acquire
 bool EngineImpl::StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Item& item, Waiter waiter) {
   const Entry& entry = table_.at(item.entry);
   for (const Tier& tier : ladder_.tiers()) {
-    const Copy& copy = entry.copies[tier.id.value];
+    const Copy& copy = table_.copy(entry, tier.id);
     if (!tier.host() || copy.state != CopyState::kWriting) continue;
-    JoinTransfer(copy.transfer, waiter, op.deadline);
+    JoinTransfer(ladder_.WriterOf(item.entry, tier.id), waiter, op.deadline);
     return true;
   }
   const std::optional<TierId> target = PromotionTarget(entry, item.pinned);
@@ -167,7 +167,7 @@ bool EngineImpl::StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Ite
 /// The rung at which a block is read that must be read from a cold tier.
 Precision EngineImpl::MostToRead(const AcquireOp& op, const Entry& entry, TierId from) const {
   const Precision least = std::max({op.min_precision, entry.floor, Precision::kInt2});
-  if (!entry.copies[from.value].in_parts) return Precision::kBits16;
+  if (!table_.copy(entry, from).in_parts) return Precision::kBits16;
   if (op.deadline - now_ < options_.limits.near_deadline) return least;
   if (op.max_block_bytes == 0) return Precision::kBits16;
   for (const ColdPart part : {ColdPart::kVTail, ColdPart::kKTail}) {
@@ -190,7 +190,7 @@ void EngineImpl::DropLesserCopies(EntryId id, Precision least) {
 std::optional<TierId> EngineImpl::PromotionTarget(const Entry& entry, TierId from) const {
   for (size_t i = ladder_.tiers().size(); i-- > 0;) {
     const Tier& tier = ladder_.tiers()[i];
-    if (tier.host() && entry.copies[i].state == CopyState::kAbsent &&
+    if (tier.host() && table_.copy(entry, tier.id).state == CopyState::kAbsent &&
         CouldTake(tier, entry, from, Purpose::kPromote)) {
       return tier.id;
     }
@@ -212,9 +212,9 @@ void EngineImpl::OnAcquireTransfer(const Waiter& waiter, const Transfer& transfe
   const Entry& entry = table_.at(item.entry);
   Code why = status.ok() ? Code::kOk : StopCode(status);
   if (status.ok()) {
-    const Copy& copy = entry.copies[transfer.to.value];
+    const Copy& copy = table_.copy(entry, transfer.to);
     if (entry.precision[transfer.to.value] < std::max(op.min_precision, entry.floor)) why = Code::kNotFound;
-    if (!FitsLeaseShare(session, transfer.to, copy.place.bytes)) why = Code::kResourceExhausted;
+    if (!FitsLeaseShare(session, transfer.to, copy.place_bytes())) why = Code::kResourceExhausted;
   }
   if (why == Code::kOk) {
     Lease& lease = session.leases.at(op.lease);
@@ -305,7 +305,7 @@ void EngineImpl::CountAcquire(const AcquireOp& op) {
   if (!op.items.empty() && op.items.size() < op.asked) metrics_.partial_acquires.Add();
   TierId slowest{};
   for (const AcquireOp::Item& item : op.items) {
-    const Precision precision = FindCodec(table_.at(item.entry).copies[item.pinned.value].codec)->precision;
+    const Precision precision = FindCodec(table_.copy(item.entry, item.pinned).codec)->precision;
     metrics_.tier[item.served_from.value].hits[static_cast<size_t>(precision)].Add();
     slowest = std::max(slowest, item.served_from);
     CountUse(table_.at(item.entry));
@@ -316,7 +316,7 @@ void EngineImpl::CountAcquire(const AcquireOp& op) {
 
 AcquiredBlock EngineImpl::DescribeAcquired(const AcquireOp::Item& item) const {
   const Entry& entry = table_.at(item.entry);
-  const Copy& copy = entry.copies[item.pinned.value];
+  const Copy& copy = table_.copy(entry, item.pinned);
   return {.key = entry.key,
           .tokens = entry.tokens,
           .first_position = entry.first_position,
@@ -324,7 +324,7 @@ AcquiredBlock EngineImpl::DescribeAcquired(const AcquireOp::Item& item) const {
           .precision = FindCodec(copy.codec)->precision,
           .served_from = item.served_from,
           .image_bytes = copy.image_bytes,
-          .place = copy.place,
+          .place = ladder_.PlaceOf(copy),
           .k_error = copy.k_error,
           .v_error = copy.v_error};
 }

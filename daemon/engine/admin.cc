@@ -135,7 +135,7 @@ BlockStats EngineImpl::DescribeBlock(EntryId id) const {
                    .pins = 0,
                    .copies = {}};
   for (const Tier& tier : ladder_.tiers()) {
-    const Copy& copy = entry.copies[tier.id.value];
+    const Copy& copy = table_.copy(entry, tier.id);
     if (copy.state != CopyState::kPresent) continue;
     stats.pins += copy.lease_pins + copy.job_pins;
     const auto [k_error, v_error] = ladder_.ErrorsOf(id, tier.id);

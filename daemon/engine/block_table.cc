@@ -88,7 +88,8 @@ void BlockTable::Erase(EntryId id) {
 }
 
 uint64_t BlockTable::bytes() const {
-  return chunks_.size() * kChunkRows * sizeof(Entry) + index_.capacity() * (sizeof(Slot) + 1) +
+  return chunks_.size() * kChunkRows * sizeof(Entry) + copies_.bytes() +
+         index_.capacity() * (sizeof(Slot) + 1) +
          tails_.capacity() * (sizeof(Name) + sizeof(std::vector<EntryId>) + 1);
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "daemon/engine/copy_pool.h"
 #include "daemon/engine/entry.h"
 #include "tiers/base/status.h"
 
@@ -14,7 +15,7 @@ namespace kvtier {
 inline constexpr size_t kMaxTailsPerParent = 4;
 
 /// All blocks by (tenant, key), and the tail children by (tenant, parent). Rows stay where they are until
-/// erased. Threads: single-owner. Owns the rows; knows nothing of tiers.
+/// erased. Threads: single-owner. Owns the rows and their copies; knows nothing of tiers.
 class BlockTable {
  public:
   /// `hash_seed` keeps clients, who choose keys, from aiming at one bucket.
@@ -30,11 +31,18 @@ class BlockTable {
   Result<EntryId> Create(TenantId tenant, const Key& key);
   /// From now on a miss; the row stays until Erase, and the key can be created anew.
   void Detach(EntryId id);
-  /// Of a detached row.
+  /// Of a detached row without copies.
   void Erase(EntryId id);
 
   Entry& at(EntryId id) { return chunks_[id.value / kChunkRows][id.value % kChunkRows]; }
   const Entry& at(EntryId id) const { return chunks_[id.value / kChunkRows][id.value % kChunkRows]; }
+
+  /// A copy that is absent when there is none.
+  const Copy& copy(const Entry& entry, TierId tier) const { return copies_.Find(entry, tier); }
+  const Copy& copy(EntryId id, TierId tier) const { return copies_.Find(at(id), tier); }
+  /// For the Ladder alone.
+  CopyPool& copies() { return copies_; }
+  const CopyPool& copies() const { return copies_; }
 
   /// Rows ever made: ids are below this. Rows that are not live have neither copies nor in_table.
   uint32_t row_limit() const { return rows_made_; }
@@ -95,6 +103,7 @@ class BlockTable {
   absl::flat_hash_set<Slot, SlotHash, SlotEqual> index_;
   absl::flat_hash_map<Name, std::vector<EntryId>, SeededHash> tails_;
   std::vector<std::unique_ptr<Entry[]>> chunks_;
+  CopyPool copies_;
   std::vector<EntryId> free_;
   std::vector<bool> live_;
   uint32_t rows_made_ = 0;

@@ -13,10 +13,11 @@ constexpr Duration kDemotionPause = std::chrono::milliseconds(10);
 
 bool EngineImpl::MayLeave(EntryId id, TierId tier) const {
   const Entry& entry = table_.at(id);
-  const Copy& copy = entry.copies[tier.value];
+  const Copy& copy = table_.copy(entry, tier);
   if (copy.state != CopyState::kPresent || copy.pinned()) return false;
   for (size_t lower = tier.value + 1u; lower < ladder_.tiers().size(); ++lower) {
-    if (entry.copies[lower].state == CopyState::kWriting) return false;  // soon it may simply be freed here
+    // Soon it may simply be freed here.
+    if (table_.copy(entry, ladder_.tiers()[lower].id).state == CopyState::kWriting) return false;
   }
   return true;
 }
@@ -32,7 +33,7 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
   Tier& tier = ladder_.at(from);
   bool refused = false;
   for (uint32_t lower = first_lower; lower < ladder_.tiers().size(); ++lower) {
-    if (entry.copies[lower].state != CopyState::kAbsent) continue;
+    if (table_.copy(entry, ladder_.tiers()[lower].id).state != CopyState::kAbsent) continue;
     if (!CouldTake(ladder_.tiers()[lower], entry, from, Purpose::kDemote)) continue;
     if (tier.demotions_in_flight >= kMaxDemotionsPerTier) return Room::kBusy;
     const DemotionFor whom = waiter ? DemotionFor::kOperator : DemotionFor::kRoom;
@@ -40,7 +41,7 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
       refused = true;
       continue;
     }
-    const uint64_t bytes = entry.copies[from.value].place.bytes;
+    const uint64_t bytes = table_.copy(entry, from).place_bytes();
     ++tier.demotions_in_flight;
     tier.leaving_bytes += bytes;
     const SlotClass source_class{entry.tenant, bytes};

@@ -109,7 +109,7 @@ TimePoint EngineImpl::NextDeviceLook() const {
 bool EngineImpl::MakesDoWithLess(Transfer& transfer, const Status& status) {
   Tier& to = ladder_.at(transfer.to);
   if (status.code() != Code::kResourceExhausted || to.host() || transfer.moved_over) return false;
-  if (!to.segments->NoSpaceFor(table_.at(transfer.entry).copies[to.id.value].place)) return false;
+  if (!to.segments->NoSpaceFor(ladder_.PlaceOf(table_.copy(transfer.entry, to.id)))) return false;
   to.metrics->write_errors.Add();
   to.grow_after = now_ + kGrowPause;
   transfer.moved_over = true;
@@ -119,7 +119,7 @@ bool EngineImpl::MakesDoWithLess(Transfer& transfer, const Status& status) {
 /// What a write tells of the segments that it went to.
 void EngineImpl::NoteFiles(const Transfer& transfer) {
   Tier& to = ladder_.at(transfer.to);
-  to.segments->Made(table_.at(transfer.entry).copies[to.id.value].place);
+  to.segments->Made(ladder_.PlaceOf(table_.copy(transfer.entry, to.id)));
   for (const ColdPart part : kColdTails) {
     const TailOutcome& tail = transfer.outcome.tails[TailIndex(part)];
     const Place place = ladder_.TailPlace(transfer.entry, to.id, part);

@@ -109,7 +109,6 @@ class EngineImpl final : public Engine {
   void ExpireTicketWait(SessionId session, uint64_t wait);
 
   // reads.cc
-  bool Expired(const Entry& entry) const { return entry.expires <= now_; }
   EntryId FindReadable(const Session& session, ModelId model, const Key& key, Code& why);
   void CollectTails(const Session& session, ModelId model, const Key& parent, std::vector<EntryId>& out);
   void CountMiss(const Session& session, const Key& key);
@@ -369,6 +368,7 @@ class EngineImpl final : public Engine {
   bool pump_again_ = false;
   uint64_t next_id_ = 1;  ///< of jobs, transfers, operations and waits
   uint32_t next_arena_ = 1;
+  uint32_t clears_ = 0;    ///< asked for
   bool draining_ = false;  ///< takes no puts: about to stop
 };
 

@@ -13,10 +13,10 @@ void CheckCopy(const Entry& entry, const Copy& copy, size_t tier) {
       KVTIER_CHECK(!copy.pinned() && !copy.has_place());
       break;
     case CopyState::kWriting:
-      KVTIER_CHECK(!copy.pinned() && copy.transfer != TransferId{});
+      KVTIER_CHECK(!copy.pinned());
       break;
     case CopyState::kPresent:
-      KVTIER_CHECK(copy.has_place() && copy.image_bytes > 0 && copy.image_bytes <= copy.place.bytes);
+      KVTIER_CHECK(copy.has_place() && copy.image_bytes > 0 && copy.image_bytes <= copy.place_bytes());
       break;
     case CopyState::kFreeing:
       KVTIER_CHECK(copy.has_place() && copy.pinned());
@@ -27,6 +27,7 @@ void CheckCopy(const Entry& entry, const Copy& copy, size_t tier) {
 }  // namespace
 
 void Ladder::CheckInvariants() const {
+  uint64_t copies = 0, writing = 0;
   for (const Tier& tier : tiers_) {
     std::array<uint64_t, kPrecisions> blocks{};
     std::array<uint64_t, kColdParts> parts{};
@@ -35,21 +36,23 @@ void Ladder::CheckInvariants() const {
     for (uint32_t row = 0; row < table_.row_limit(); ++row) {
       const EntryId id{row};
       const Entry& entry = table_.at(id);
-      const Copy& copy = entry.copies[tier.id.value];
+      const Copy& copy = table_.copy(entry, tier.id);
       if (!table_.live(id)) {
         KVTIER_CHECK(!entry.HasAnyCopy() && !entry.in_table);
         continue;
       }
       CheckCopy(entry, copy, tier.id.value);
+      copies += copy.state != CopyState::kAbsent;
+      writing += copy.state == CopyState::kWriting;
       used += CheckTails(id, tier, parts);
       if (copy.has_place()) {
-        KVTIER_CHECK(copy.place.tier == tier.id);
-        used += copy.place.bytes;
-        parts[IndexOf(copy.place.part)] += copy.place.bytes;
+        const Place place = PlaceOf(copy);
+        KVTIER_CHECK(place.tier == tier.id && copy.tier == tier.id);
+        used += place.bytes;
+        parts[IndexOf(place.part)] += place.bytes;
         if (tier.host()) {
-          const ArenaAllocator::Arena& arena = tier.arenas->arena(ArenaId{copy.place.container});
-          KVTIER_CHECK(arena.owners[copy.place.slot] == row && arena.spec.tenant == entry.tenant);
-          KVTIER_CHECK(arena.epochs[copy.place.slot] == copy.place.epoch);
+          const ArenaAllocator::Arena& arena = tier.arenas->arena(ArenaId{place.container});
+          KVTIER_CHECK(arena.owners[place.slot] == row && arena.spec.tenant == entry.tenant);
         }
       }
       if (copy.state != CopyState::kPresent) continue;
@@ -70,11 +73,12 @@ void Ladder::CheckInvariants() const {
       }
     }
   }
+  KVTIER_CHECK(copies == table_.copies().size() && writing == writers_.size());
 }
 
 /// Adds the bytes of a block's tails to `parts`, and returns them.
 uint64_t Ladder::CheckTails(EntryId id, const Tier& tier, std::array<uint64_t, kColdParts>& parts) const {
-  const Copy& copy = table_.at(id).copies[tier.id.value];
+  const Copy& copy = table_.copy(id, tier.id);
   KVTIER_CHECK(!copy.in_parts || (!tier.host() && copy.state != CopyState::kWriting));
   if (tier.host()) return 0;
   uint64_t bytes = 0;
@@ -141,8 +145,8 @@ void EngineImpl::CheckPins() const {
   KVTIER_CHECK(metrics_.leases_live.Get() == static_cast<int64_t>(granted));
   for (const auto& [id, transfer] : transfers_) {
     if (transfer.from) ++job_pins[{transfer.entry, *transfer.from}];
-    const Copy& copy = table_.at(transfer.entry).copies[transfer.to.value];
-    KVTIER_CHECK(copy.state == CopyState::kWriting && copy.transfer == id);
+    const Copy& copy = table_.copy(transfer.entry, transfer.to);
+    KVTIER_CHECK(copy.state == CopyState::kWriting && ladder_.WriterOf(transfer.entry, transfer.to) == id);
     KVTIER_CHECK(copy.has_place() == (transfer.stage != Transfer::Stage::kSeeking));
   }
   for (const auto& [id, job] : jobs_) {
@@ -153,12 +157,12 @@ void EngineImpl::CheckPins() const {
     const EntryId id{row};
     if (!table_.live(id)) continue;
     for (const Tier& tier : ladder_.tiers()) {
-      const Copy& copy = table_.at(id).copies[tier.id.value];
+      const Copy& copy = table_.copy(id, tier.id);
       const auto leases = lease_pins.find({id, tier.id});
       const auto jobs = job_pins.find({id, tier.id});
       KVTIER_CHECK(copy.lease_pins == (leases == lease_pins.end() ? 0 : leases->second));
       KVTIER_CHECK(copy.job_pins == (jobs == job_pins.end() ? 0 : jobs->second));
-      if (copy.state == CopyState::kWriting) KVTIER_CHECK(transfers_.contains(copy.transfer));
+      if (copy.state == CopyState::kWriting) KVTIER_CHECK(transfers_.contains(ladder_.WriterOf(id, tier.id)));
     }
   }
 }

@@ -44,39 +44,64 @@ Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTa
 }
 
 void Ladder::BeginWrite(EntryId id, TierId tier_id, CodecId codec, TransferId transfer) {
-  Copy& copy = table_.at(id).copies[tier_id.value];
-  KVTIER_CHECK(copy.state == CopyState::kAbsent && !copy.pinned() && !copy.has_place());
-  copy.state = CopyState::kWriting;
-  copy.codec = codec;
-  copy.transfer = transfer;
+  KVTIER_CHECK(transfer != TransferId{});
+  table_.copies().Add(table_.at(id), tier_id, CopyState::kWriting).codec = codec;
+  writers_[{id.value, tier_id.value}] = transfer;
+}
+
+TransferId Ladder::WriterOf(EntryId id, TierId tier) const {
+  const auto found = writers_.find({id.value, tier.value});
+  return found == writers_.end() ? TransferId{} : found->second;
+}
+
+Place Ladder::PlaceOf(const Copy& copy) const {
+  if (!copy.has_place()) return {};
+  const Tier& tier = at(copy.tier);
+  const Place place =
+      tier.host() ? tier.arenas->PlaceOf(ArenaId{copy.container}, copy.spot)
+                  : tier.segments->PlaceOf(copy.container, copy.spot * kSlotAlign, copy.place_bytes());
+  // The slot or record is the copy's own until it is freed: it cannot have come into another use.
+  KVTIER_CHECK(place.bytes == copy.place_bytes() && static_cast<uint32_t>(place.epoch) == copy.epoch);
+  return place;
+}
+
+void Ladder::SetPlace(Copy& copy, const Place& place, const Tier& tier) {
+  const uint64_t spot = tier.host() ? place.slot : place.offset / kSlotAlign;
+  KVTIER_CHECK(place.tier == tier.id && place.part == ColdPart::kBase);
+  KVTIER_CHECK(place.bytes <= kMaxPlaceBytes && place.bytes % kSlotAlign == 0 && spot <= UINT32_MAX);
+  copy.blocks = static_cast<uint16_t>(place.bytes / kSlotAlign);
+  copy.container = place.container;
+  copy.spot = static_cast<uint32_t>(spot);
+  copy.epoch = static_cast<uint32_t>(place.epoch);
 }
 
 bool Ladder::TakePlace(EntryId id, TierId tier_id, uint64_t image_bytes) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier_id.value];
+  Copy& copy = table_.copies().At(entry, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kWriting && !copy.has_place());
   Tier& tier = at(tier_id);
   const std::optional<Place> place =
       tier.host() ? tier.arenas->Allocate(ClassOf(entry, copy.codec, image_bytes), id.value)
                   : tier.segments->Append(ColdRecordBytes(image_bytes), id.value);
   if (!place) return false;
-  copy.place = *place;
+  SetPlace(copy, *place, tier);
   return true;
 }
 
 void Ladder::ReturnPlace(EntryId id, TierId tier_id) {
-  KVTIER_CHECK(table_.at(id).copies[tier_id.value].state == CopyState::kWriting);
+  KVTIER_CHECK(table_.copy(id, tier_id).state == CopyState::kWriting);
   FreePlace(id, at(tier_id));
 }
 
 void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
   Entry& entry = table_.at(id);
   Tier& tier = at(tier_id);
-  Copy& copy = entry.copies[tier_id.value];
+  Copy& copy = table_.copies().At(entry, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kWriting && copy.has_place() && entry.in_table);
-  KVTIER_CHECK(outcome.image_bytes <= copy.place.bytes && FindCodec(outcome.codec) != nullptr);
+  KVTIER_CHECK(outcome.image_bytes <= copy.place_bytes() && FindCodec(outcome.codec) != nullptr);
+  writers_.erase({id.value, tier_id.value});
   copy.codec = outcome.codec;
-  copy.image_bytes = outcome.image_bytes;
+  copy.image_bytes = static_cast<uint32_t>(outcome.image_bytes);
   copy.k_error = outcome.k_error;
   copy.v_error = outcome.v_error;
   PublishTails(id, tier, outcome);
@@ -86,12 +111,11 @@ void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
 
 void Ladder::CountPresent(EntryId id, Tier& tier) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier.id.value];
+  Copy& copy = table_.copies().At(entry, tier.id);
   Model& model = models_.at(entry.model);
   if (!entry.Stored()) ++model.blocks;
   model.image_bytes += copy.image_bytes + TailBytesOf(id, tier);
   copy.state = CopyState::kPresent;
-  copy.transfer = {};
   const Precision precision = FindCodec(copy.codec)->precision;
   entry.precision[tier.id.value] = precision;
   ++tier.blocks[Index(precision)];
@@ -99,10 +123,11 @@ void Ladder::CountPresent(EntryId id, Tier& tier) {
 
 void Ladder::AbandonWrite(EntryId id, TierId tier_id) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier_id.value];
+  const Copy& copy = table_.copy(entry, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kWriting && !copy.pinned());
   if (copy.has_place()) FreePlace(id, at(tier_id));
-  copy = Copy{};
+  writers_.erase({id.value, tier_id.value});
+  table_.copies().Remove(entry, tier_id);
 }
 
 void Ladder::Drop(EntryId id, TierId tier_id) {
@@ -112,17 +137,19 @@ void Ladder::Drop(EntryId id, TierId tier_id) {
 
 void Ladder::DropWithSegment(EntryId id, TierId tier_id) {
   Tier& tier = at(tier_id);
-  KVTIER_CHECK(!tier.host() && !table_.at(id).copies[tier_id.value].pinned());
+  Entry& entry = table_.at(id);
+  KVTIER_CHECK(!tier.host() && !table_.copy(entry, tier_id).pinned());
   Hide(id, tier);
-  Copy& copy = table_.at(id).copies[tier_id.value];
   FreeTails(id, tier);
-  tier.segments->Release(copy.place);
-  copy = Copy{};
+  Copy& copy = table_.copies().At(entry, tier_id);
+  tier.segments->Release(PlaceOf(copy));
+  copy.blocks = 0;
+  table_.copies().Remove(entry, tier_id);
 }
 
 void Ladder::Hide(EntryId id, Tier& tier) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier.id.value];
+  Copy& copy = table_.copies().At(entry, tier.id);
   KVTIER_CHECK(copy.state == CopyState::kPresent);
   if (copy.lease_pins == 0) OrderOf(entry, tier).Erase(id.value);
   copy.state = CopyState::kFreeing;
@@ -135,47 +162,49 @@ void Ladder::Hide(EntryId id, Tier& tier) {
 }
 
 void Ladder::Settle(EntryId id, Tier& tier) {
-  Copy& copy = table_.at(id).copies[tier.id.value];
+  const Copy& copy = table_.copy(id, tier.id);
   if (copy.state != CopyState::kFreeing || copy.pinned()) return;
   FreePlace(id, tier);
-  copy = Copy{};
+  table_.copies().Remove(table_.at(id), tier.id);
 }
 
 void Ladder::FreePlace(EntryId id, Tier& tier) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier.id.value];
+  Copy& copy = table_.copies().At(entry, tier.id);
   KVTIER_CHECK(copy.has_place());
+  const Place place = PlaceOf(copy);
   if (tier.host()) {
-    tier.arenas->Free(copy.place);
+    tier.arenas->Free(place);
   } else {
     FreeTails(id, tier);
     tier.to_erase.push_back(RecordOf(entry, tier.id));
-    tier.segments->Release(copy.place);
+    tier.segments->Release(place);
   }
-  copy.place = Place{};
+  copy.blocks = 0;
 }
 
 void Ladder::Recover(EntryId id, const RecoveredBlock& record) {
   Entry& entry = table_.at(id);
   Tier& tier = at(record.place.tier);
-  Copy& copy = entry.copies[tier.id.value];
-  KVTIER_CHECK(copy.state == CopyState::kAbsent);
   tier.segments->RecoverRecord(record.place, id.value);
+  Copy& copy = table_.copies().Add(entry, tier.id, CopyState::kPresent);
   copy.codec = record.codec;
-  copy.image_bytes = record.image_bytes;
+  copy.image_bytes = static_cast<uint32_t>(record.image_bytes);
   copy.k_error = record.k_error;
   copy.v_error = record.v_error;
-  copy.place = record.place;
+  SetPlace(copy, record.place, tier);
   RecoverTails(id, tier, record);
   CountPresent(id, tier);
   EnterOrder(id, tier);
 }
 
 void Ladder::Relocate(EntryId id, TierId tier, const Place& to) {
-  Copy& copy = table_.at(id).copies[tier.value];
+  Copy& copy = table_.copies().At(table_.at(id), tier);
   KVTIER_CHECK(copy.state == CopyState::kPresent && copy.lease_pins == 0 && copy.job_pins == 1);
   KVTIER_CHECK(!at(tier).host() && copy.image_bytes <= to.bytes);
-  GiveUpPlace(id, tier, std::exchange(copy.place, to));
+  const Place from = PlaceOf(copy);
+  SetPlace(copy, to, at(tier));
+  GiveUpPlace(id, tier, from);
 }
 
 void Ladder::GiveUpPlace(EntryId id, TierId tier_id, const Place& place) {
@@ -188,9 +217,10 @@ void Ladder::GiveUpPlace(EntryId id, TierId tier_id, const Place& place) {
 
 void Ladder::Pin(EntryId id, TierId tier_id, PinKind kind) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier_id.value];
+  Copy& copy = table_.copies().At(entry, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kPresent);
   if (kind == PinKind::kJob) {
+    KVTIER_CHECK(copy.job_pins < UINT16_MAX);
     ++copy.job_pins;
     return;
   }
@@ -199,12 +229,15 @@ void Ladder::Pin(EntryId id, TierId tier_id, PinKind kind) {
 
 void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier_id.value];
+  Copy& copy = table_.copies().At(entry, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kPresent || copy.state == CopyState::kFreeing);
-  uint32_t& pins = kind == PinKind::kJob ? copy.job_pins : copy.lease_pins;
-  KVTIER_CHECK(pins > 0);
-  --pins;
-  if (kind == PinKind::kLease && pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, at(tier_id));
+  if (kind == PinKind::kJob) {
+    KVTIER_CHECK(copy.job_pins > 0);
+    --copy.job_pins;
+  } else {
+    KVTIER_CHECK(copy.lease_pins > 0);
+    if (--copy.lease_pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, at(tier_id));
+  }
   Settle(id, at(tier_id));
 }
 
@@ -213,21 +246,22 @@ void Ladder::EnterOrder(EntryId id, Tier& tier) {
   entry.last_use = ++uses_;
   const uint32_t depth =
       static_cast<uint32_t>(entry.first_position / models_.at(entry.model).spec.tokens_per_block);
-  OrderOf(entry, tier).Insert({.entry = id.value, .depth = depth, .priority = entry.priority});
+  OrderOf(entry, tier)
+      .Insert({.entry = id.value, .depth = depth, .priority = static_cast<uint8_t>(entry.priority)});
 }
 
 void Ladder::Touch(EntryId id) {
   Entry& entry = table_.at(id);
   entry.last_use = ++uses_;
   for (Tier& tier : tiers_) {
-    const Copy& copy = entry.copies[tier.id.value];
+    const Copy& copy = table_.copy(entry, tier.id);
     if (copy.state == CopyState::kPresent && copy.lease_pins == 0) OrderOf(entry, tier).Touch(id.value);
   }
 }
 
 EvictionPolicy& Ladder::OrderOf(const Entry& entry, Tier& tier) {
   if (!tier.host()) return *tier.order;
-  return *QueueOf(tier, {entry.tenant, entry.copies[tier.id.value].place.bytes}).order;
+  return *QueueOf(tier, {entry.tenant, table_.copy(entry, tier.id).place_bytes()}).order;
 }
 
 SlotQueue& Ladder::QueueOf(Tier& tier, const SlotClass& slot_class) {
@@ -253,10 +287,10 @@ SlotClass Ladder::ClassOf(const Entry& entry, CodecId codec, uint64_t image_byte
 }
 
 ColdRecord Ladder::RecordOf(const Entry& entry, TierId tier) const {
-  const Copy& copy = entry.copies[tier.value];
+  const Copy& copy = table_.copy(entry, tier);
   return {.identity = models_.IdentityOf(entry),
           .meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail},
-          .place = copy.place,
+          .place = PlaceOf(copy),
           .codec = copy.in_parts ? CodecId::kKv2p : copy.codec,
           .image_bytes = copy.image_bytes,
           .k_error = copy.k_error,

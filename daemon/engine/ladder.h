@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "daemon/engine/block_table.h"
 #include "daemon/engine/circuit.h"
 #include "daemon/engine/engine.h"
@@ -100,6 +101,8 @@ class Ladder {
 
   /// absent -> writing, without a place.
   void BeginWrite(EntryId id, TierId tier, CodecId codec, TransferId transfer);
+  /// The transfer that writes a copy; 0: none does.
+  TransferId WriterOf(EntryId id, TierId tier) const;
   /// Takes a place of at least `image_bytes` for a writing copy. False when the tier has none at the moment.
   bool TakePlace(EntryId id, TierId tier, uint64_t image_bytes);
   /// Takes a place for a tail of a writing copy, beside its own. False when the tier has none.
@@ -137,6 +140,8 @@ class Ladder {
   SlotQueue& QueueOf(Tier& tier, const SlotClass& slot_class);
   /// The record of the copy's base.
   ColdRecord RecordOf(const Entry& entry, TierId tier) const;
+  /// Where a copy stands; bytes is 0 where it has no place.
+  Place PlaceOf(const Copy& copy) const;
   Place TailPlace(EntryId id, TierId tier, ColdPart part) const;
   TailPlaces TailsOf(EntryId id, TierId tier) const;
   /// Bytes that its tails take.
@@ -151,6 +156,7 @@ class Ladder {
 
  private:
   EvictionPolicy& OrderOf(const Entry& entry, Tier& tier);
+  static void SetPlace(Copy& copy, const Place& place, const Tier& tier);
   void FreePlace(EntryId id, Tier& tier);
   void FreeTail(EntryId id, Tier& tier, ColdPart part, Erasing erasing);
   void FreeTails(EntryId id, Tier& tier);
@@ -167,6 +173,7 @@ class Ladder {
   BlockTable& table_;
   ModelTable& models_;
   std::vector<Tier> tiers_;
+  absl::flat_hash_map<std::pair<uint32_t, uint8_t>, TransferId> writers_;  ///< by row and tier
   uint64_t uses_ = 0;
 };
 

@@ -12,12 +12,7 @@ Place Ladder::TailPlace(EntryId id, TierId tier_id, ColdPart part) const {
   const Tier& tier = at(tier_id);
   const TailSpot spot = tier.host() ? TailSpot{} : tier.tails.Find(id, part);
   if (!spot.there()) return {};
-  return {.tier = tier_id,
-          .part = part,
-          .container = spot.segment,
-          .offset = spot.offset(),
-          .bytes = spot.bytes(),
-          .epoch = tier.segments->Sequence(spot.segment)};
+  return tier.segments->PlaceOf(spot.segment, spot.offset(), spot.bytes());
 }
 
 TailPlaces Ladder::TailsOf(EntryId id, TierId tier) const {
@@ -41,7 +36,7 @@ void Ladder::SetTail(EntryId id, Tier& tier, const Place& place, float error) {
 
 bool Ladder::TakeTail(EntryId id, TierId tier_id, ColdPart part, uint64_t tail_bytes) {
   Tier& tier = at(tier_id);
-  const Copy& copy = table_.at(id).copies[tier_id.value];
+  const Copy& copy = table_.copy(id, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kWriting && copy.has_place() && !tier.tails.Find(id, part).there());
   const std::optional<Place> place = tier.segments->Append(ColdRecordBytes(tail_bytes), id.value, part);
   if (!place) return false;
@@ -74,7 +69,7 @@ CodecId Ladder::RungWithTails(EntryId id, const Tier& tier) const {
 
 void Ladder::PublishTails(EntryId id, Tier& tier, const MoveOutcome& outcome) {
   if (tier.host()) return;
-  Copy& copy = table_.at(id).copies[tier.id.value];
+  Copy& copy = table_.copies().At(table_.at(id), tier.id);
   bool completes = true;  // V what K has completed
   for (const ColdPart part : kColdTails) {
     const TailOutcome& tail = outcome.tails[TailIndex(part)];
@@ -92,7 +87,7 @@ void Ladder::PublishTails(EntryId id, Tier& tier, const MoveOutcome& outcome) {
 }
 
 void Ladder::RecoverTails(EntryId id, Tier& tier, const RecoveredBlock& record) {
-  Copy& copy = table_.at(id).copies[tier.id.value];
+  Copy& copy = table_.copies().At(table_.at(id), tier.id);
   for (const RecoveredTail& tail : {record.k_tail, record.v_tail}) {
     if (tail.place.bytes == 0 || !tier.segments->Knows(tail.place)) continue;
     tier.segments->RecoverRecord(tail.place, id.value);
@@ -109,7 +104,7 @@ void Ladder::RecoverTails(EntryId id, Tier& tier, const RecoveredBlock& record) 
 void Ladder::DropTail(EntryId id, TierId tier_id, ColdPart part, Erasing erasing) {
   Tier& tier = at(tier_id);
   Entry& entry = table_.at(id);
-  Copy& copy = entry.copies[tier_id.value];
+  Copy& copy = table_.copies().At(entry, tier_id);
   KVTIER_CHECK(copy.state == CopyState::kPresent && copy.in_parts);
   uint64_t& model_bytes = models_.at(entry.model).image_bytes;
   model_bytes -= TailBytesOf(id, tier);
@@ -126,7 +121,7 @@ void Ladder::DropTail(EntryId id, TierId tier_id, ColdPart part, Erasing erasing
 }
 
 uint64_t Ladder::RungBytes(const Entry& entry, TierId tier, const Codec& rung) const {
-  const Copy& copy = entry.copies[tier.value];
+  const Copy& copy = table_.copy(entry, tier);
   if (!copy.in_parts || rung.id == CodecId::kKv2p) return copy.image_bytes;
   const BlockShape shape = models_.ShapeOf(entry);
   const Codec& base = RungOf(ColdPart::kBase);
@@ -146,7 +141,7 @@ uint64_t Ladder::RungBytes(const Entry& entry, TierId tier, const Codec& rung) c
 }
 
 std::pair<float, float> Ladder::ErrorsOf(EntryId id, TierId tier_id) const {
-  const Copy& copy = table_.at(id).copies[tier_id.value];
+  const Copy& copy = table_.copy(id, tier_id);
   std::pair<float, float> errors = {copy.k_error, copy.v_error};
   const Tier& tier = at(tier_id);
   if (!copy.in_parts) return errors;

@@ -22,7 +22,7 @@ bool EngineImpl::FitsLeaseShare(const Session& session, TierId tier, uint64_t by
 
 void EngineImpl::PinForLease(Session& session, Lease& lease, EntryId entry, TierId tier) {
   ladder_.Pin(entry, tier, PinKind::kLease);
-  const uint64_t bytes = table_.at(entry).copies[tier.value].place.bytes;
+  const uint64_t bytes = table_.copy(entry, tier).place_bytes();
   session.pinned_bytes[tier.value] += bytes;
   lease.pins.push_back({entry, tier, bytes});
 }

@@ -172,6 +172,7 @@ struct SweepOp {
   Key after;
   uint32_t limit = 0;
   std::vector<Key> found;  ///< kListBlocks: a heap of the smallest keys
+  uint32_t clear = 0;      ///< kClear: how many there were before it
   Removal removal;         ///< kClear
   std::variant<Reply<uint64_t>, Reply<VerifyReply>, Reply<std::vector<BlockStats>>> reply;
 };

@@ -53,12 +53,12 @@ bool EngineImpl::Handle(Prefetch& c) {
 void EngineImpl::PrefetchBlock(PrefetchOp& op, EntryId id, TierId target) {
   const Entry& entry = table_.at(id);
   for (const Tier& tier : ladder_.tiers()) {
-    const CopyState state = entry.copies[tier.id.value].state;
+    const CopyState state = table_.copy(entry, tier.id).state;
     if (tier.host() && state == CopyState::kWriting) return;  // on its way
     if (tier.id <= target && state == CopyState::kPresent) return;
   }
   const TierId source = BestSource(entry);
-  if (entry.copies[target.value].state != CopyState::kAbsent) return;
+  if (table_.copy(entry, target).state != CopyState::kAbsent) return;
   if (!CouldTake(ladder_.at(target), entry, source, Purpose::kPromote)) return;
   const TransferId transfer = StartTransfer({.entry = id,
                                              .purpose = Purpose::kPromote,
@@ -98,7 +98,7 @@ bool EngineImpl::Handle(Cancel& c) {
   } else if (const auto put = puts_.find(ticket->op); put != puts_.end()) {
     for (const PutOp::Block& block : put->second.blocks) {
       if (block.settled || !block.source) continue;
-      for (const Copy& copy : table_.at(block.entry).copies) transfers.push_back(copy.transfer);
+      for (const Tier& tier : ladder_.tiers()) transfers.push_back(ladder_.WriterOf(block.entry, tier.id));
     }
   }
   for (const TransferId id : transfers) {

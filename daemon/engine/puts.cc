@@ -101,11 +101,7 @@ void EngineImpl::AddPutBlock(PutOp& op, Put& c, uint32_t index) {
     return EndPut(op.id, index, valid.code(), metrics_.puts_rejected);
   }
   op.blocks[index].supersedes = std::move(block.supersedes);
-  EntryId id = table_.Find(model.tenant, block.key);
-  if (id != kNoEntry && Expired(table_.at(id))) {
-    RemoveBlock(id, Reason::kExpired);
-    id = kNoEntry;
-  }
+  const EntryId id = table_.Find(model.tenant, block.key);
   if (id != kNoEntry) return OfferPresent(op, index, id, c, block);
   const Result<EntryId> made = table_.Create(model.tenant, block.key);
   if (!made.ok()) return EndPut(op.id, index, made.status().code(), metrics_.puts_dropped);
@@ -117,11 +113,10 @@ void EngineImpl::AddPutBlock(PutOp& op, Put& c, uint32_t index) {
   entry.is_tail = block.tokens < model.spec.tokens_per_block;
   entry.floor = std::max(c.floor, model.spec.floor);
   entry.priority = c.priority;
-  entry.born = next_id_++;
+  entry.born = clears_;
   entry.storing = true;
   if (c.ttl > Duration{}) {
-    entry.expires = now_ + c.ttl;
-    timers_.Add({entry.expires, TimerKind::kExpiry, made->value, entry.generation});
+    timers_.Add({now_ + c.ttl, TimerKind::kExpiry, made->value, entry.generation});
   }
   storing_[*made] = {Waiter::Kind::kPut, op.id, index};
   op.blocks[index].entry = *made;
@@ -269,9 +264,9 @@ void EngineImpl::StartPersist(PutOp& op, uint32_t index, EntryId id) {
   }
   PutOp::Block& block = op.blocks[index];
   const Waiter waiter{Waiter::Kind::kDurable, op.id, index};
-  const Copy& copy = entry.copies[tier.value];
+  const Copy& copy = table_.copy(entry, tier);
   if (copy.state == CopyState::kWriting) {
-    JoinTransfer(copy.transfer, waiter, now_ + kBackgroundDeadline);
+    JoinTransfer(ladder_.WriterOf(id, tier), waiter, now_ + kBackgroundDeadline);
   } else {
     const TierId source = BestSource(entry);
     const bool possible =

@@ -35,7 +35,6 @@ EntryId EngineImpl::FindReadable(const Session& session, ModelId model, const Ke
     why = entry.storing ? Code::kPending : Code::kNotFound;
     return kNoEntry;
   }
-  if (Expired(entry)) return kNoEntry;
   why = Code::kOk;
   return id;
 }
@@ -44,7 +43,7 @@ void EngineImpl::CollectTails(const Session& session, ModelId model, const Key& 
                               std::vector<EntryId>& out) {
   for (const EntryId id : table_.Tails(session.tenant, parent)) {
     const Entry& entry = table_.at(id);
-    if (entry.model == model && entry.Stored() && !Expired(entry)) out.push_back(id);
+    if (entry.model == model && entry.Stored()) out.push_back(id);
   }
 }
 

@@ -50,7 +50,10 @@ void EngineImpl::RecoverBlock(Tier& tier, const RecoveredBlock& record) {
     metrics_.namespace_mismatches.Add();
     return;
   }
-  if (!tier.segments->Knows(record.place)) return;
+  const bool has_room = record.place.bytes <= kMaxPlaceBytes && record.place.bytes % kSlotAlign == 0 &&
+                        record.place.offset % kSlotAlign == 0 && record.image_bytes > 0 &&
+                        record.image_bytes <= record.place.bytes;
+  if (!has_room || !tier.segments->Knows(record.place)) return;
   EntryId id = table_.Find(model->tenant, identity.key);
   if (id == kNoEntry) {
     const Result<EntryId> made = table_.Create(model->tenant, identity.key);
@@ -65,7 +68,7 @@ void EngineImpl::RecoverBlock(Tier& tier, const RecoveredBlock& record) {
     entry.floor = record.meta.floor;
   }
   const Entry& entry = table_.at(id);
-  const Copy& known = entry.copies[tier.id.value];
+  const Copy& known = table_.copy(entry, tier.id);
   if (entry.model != model->id) return;
   // A higher cold tier told first what the block is. What another one kept from an earlier put of the key
   // goes.
@@ -83,8 +86,9 @@ void EngineImpl::RecoverBlock(Tier& tier, const RecoveredBlock& record) {
   }
   if (known.state == CopyState::kPresent) {
     // Two records of one block: the later write is the one that was meant to stay.
+    const Place before = ladder_.PlaceOf(known);
     const bool newer =
-        std::pair(record.place.epoch, record.place.offset) > std::pair(known.place.epoch, known.place.offset);
+        std::pair(record.place.epoch, record.place.offset) > std::pair(before.epoch, before.offset);
     if (!newer) return;
     ladder_.Drop(id, tier.id);
   }

@@ -56,11 +56,11 @@ void EngineImpl::RemoveBlock(EntryId id, Reason reason) {
     table_.Detach(id);  // a put is still bringing it: that ends as dropped
   }
   for (const Tier& tier : ladder_.tiers()) {
-    if (entry.copies[tier.id.value].state == CopyState::kPresent) ladder_.Drop(id, tier.id);
+    if (table_.copy(entry, tier.id).state == CopyState::kPresent) ladder_.Drop(id, tier.id);
   }
   for (const Tier& tier : ladder_.tiers()) {
-    const Copy& copy = entry.copies[tier.id.value];
-    if (copy.state == CopyState::kWriting) AbortSeeking(copy.transfer, Code::kAborted);
+    const Copy& copy = table_.copy(entry, tier.id);
+    if (copy.state == CopyState::kWriting) AbortSeeking(ladder_.WriterOf(id, tier.id), Code::kAborted);
   }
   ForgetIfGone(id);
 }
@@ -73,8 +73,8 @@ void EngineImpl::Quarantine(EntryId id, TierId tier) {
 
 bool EngineImpl::OnColdTier(EntryId id) const {
   const Entry& entry = table_.at(id);
-  return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(), [&entry](const Tier& tier) {
-    return !tier.host() && entry.copies[tier.id.value].state != CopyState::kAbsent;
+  return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(), [&](const Tier& tier) {
+    return !tier.host() && table_.copy(entry, tier.id).state != CopyState::kAbsent;
   });
 }
 

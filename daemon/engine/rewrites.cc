@@ -21,10 +21,12 @@ std::vector<EntryId> EngineImpl::WorthRewriting(const Tier& tier, uint32_t segme
     if (!StandsIn(tier, segment, record)) continue;
     const EntryId id{record.owner};
     const Entry& entry = table_.at(id);
-    if (!entry.in_table || Expired(entry)) continue;
+    if (!entry.in_table) continue;
     // What is higher up as well comes down again by itself.
     bool higher = false;
-    for (uint32_t i = 0; i < tier.id.value; ++i) higher |= entry.copies[i].state != CopyState::kAbsent;
+    for (uint8_t i = 0; i < tier.id.value; ++i) {
+      higher |= table_.copy(entry, TierId{i}).state != CopyState::kAbsent;
+    }
     const uint32_t uses = UsesOf(entry);
     if (!higher && uses >= kLeastUsesToStay) used.emplace_back(uses, id);
   }
@@ -33,7 +35,7 @@ std::vector<EntryId> EngineImpl::WorthRewriting(const Tier& tier, uint32_t segme
       static_cast<uint64_t>(tier.options.rewrite_share * static_cast<double>(tier.options.segment_bytes));
   std::vector<EntryId> worth;
   for (const auto& [uses, id] : used) {
-    const uint64_t bytes = table_.at(id).copies[tier.id.value].place.bytes;
+    const uint64_t bytes = table_.copy(id, tier.id).place_bytes();
     if (bytes > left || worth.size() == kMaxRewrites) break;
     left -= bytes;
     worth.push_back(id);
@@ -45,7 +47,7 @@ bool EngineImpl::StartRewrites(Tier& tier, uint32_t segment) {
   if (tier.options.rewrite_share <= 0 || tier.circuit.open()) return false;
   for (const EntryId id : WorthRewriting(tier, segment)) {
     const Entry& entry = table_.at(id);
-    const Copy& copy = entry.copies[tier.id.value];
+    const Copy& copy = table_.copy(entry, tier.id);
     const uint64_t bytes = ColdRecordBytes(copy.image_bytes);
     if (!tier.admission.HasBudget(bytes, now_)) break;
     const std::optional<Place> target = tier.segments->Append(bytes, id.value);
@@ -58,7 +60,7 @@ bool EngineImpl::StartRewrites(Tier& tier, uint32_t segment) {
     MoveOrder order;
     order.identity = models_.IdentityOf(entry);
     order.meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail};
-    order.source = copy.place;
+    order.source = ladder_.PlaceOf(copy);
     order.source_medium = tier.options.medium;
     order.target = *target;
     order.target_medium = tier.options.medium;
@@ -119,7 +121,7 @@ bool EngineImpl::AdvanceRewrites(Tier& tier) {
   std::vector<OpId> ready;
   for (const auto& [op, rewrite] : rewrites_) {
     if (rewrite.tier != tier.id || !rewrite.committed) continue;
-    const Copy& copy = table_.at(rewrite.entry).copies[tier.id.value];
+    const Copy& copy = table_.copy(rewrite.entry, tier.id);
     // Others may read the old record still.
     if (copy.lease_pins == 0 && copy.job_pins == 1) ready.push_back(op);
   }

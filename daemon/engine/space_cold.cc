@@ -131,14 +131,17 @@ bool EngineImpl::StandsIn(const Tier& tier, uint32_t segment, const SegmentAlloc
   // Not so when the record is dead, or the row has another block by now.
   const EntryId id{record.owner};
   const ColdPart part = tier.segments->PartOf(segment);
-  const Place place = part == ColdPart::kBase ? table_.at(id).copies[tier.id.value].place
-                                              : ladder_.TailPlace(id, tier.id, part);
-  return place.bytes > 0 && place.container == segment && place.offset == record.offset;
+  if (part == ColdPart::kBase) {
+    const Copy& copy = table_.copy(id, tier.id);
+    return copy.has_place() && copy.container == segment && copy.spot == record.spot;
+  }
+  const TailSpot tail = tier.tails.Find(id, part);
+  return tail.there() && tail.segment == segment && tail.offset_blocks == record.spot;
 }
 
 bool EngineImpl::SegmentMayGo(const Tier& tier, uint32_t segment) const {
   for (const SegmentAllocator::Record& record : tier.segments->Records(segment)) {
-    const Copy& copy = table_.at(EntryId{record.owner}).copies[tier.id.value];
+    const Copy& copy = table_.copy(EntryId{record.owner}, tier.id);
     if (StandsIn(tier, segment, record) && (copy.state != CopyState::kPresent || copy.pinned())) return false;
   }
   return true;

@@ -136,7 +136,7 @@ std::optional<ArenaId> EngineImpl::LeastValuableArena(const Tier& tier, const Sl
     for (const uint32_t owner : arena.owners) {
       if (owner == ArenaAllocator::kNoOwner) continue;
       const Entry& entry = table_.at(EntryId{owner});
-      const Copy& copy = entry.copies[tier.id.value];
+      const Copy& copy = table_.copy(entry, tier.id);
       held |= copy.lease_pins > 0;
       last_use = std::max(last_use, entry.last_use);
     }
@@ -209,7 +209,7 @@ void EngineImpl::AdvanceDrains(Tier& tier) {
     const std::vector<uint32_t> owners = tier.arenas->arena(id).owners;
     for (const uint32_t owner : owners) {
       if (owner == ArenaAllocator::kNoOwner) continue;
-      held |= table_.at(EntryId{owner}).copies[tier.id.value].lease_pins > 0;
+      held |= table_.copy(EntryId{owner}, tier.id).lease_pins > 0;
     }
     if (held) {  // somebody reads from it: it stays
       tier.arenas->Undrain(id);

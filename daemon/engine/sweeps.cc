@@ -19,6 +19,7 @@ SweepOp* EngineImpl::StartSweep(SweepOp::Kind kind) {
   op.id = id;
   op.kind = kind;
   op.deadline = current_->deadline;
+  if (kind == SweepOp::Kind::kClear) op.clear = clears_++;
   op.row_limit = table_.row_limit();
   return &op;
 }
@@ -61,7 +62,7 @@ void EngineImpl::SweepRow(SweepOp& op, EntryId id) {
   switch (op.kind) {
     case SweepOp::Kind::kClear:
       // What came after the request is not meant by it.
-      if (entry.model != op.model || entry.born > op.id.value) return;
+      if (entry.model != op.model || entry.born > op.clear) return;
       return RemoveFor(op.removal, id);
     case SweepOp::Kind::kListBlocks:
       if (entry.model != op.model || !entry.Stored() || !(op.after < entry.key)) return;
@@ -76,7 +77,7 @@ void EngineImpl::SweepRow(SweepOp& op, EntryId id) {
       ++op.in_flight;
       return VerifyCopy(op.tier, id, op.id);
     case SweepOp::Kind::kDrain: {
-      if (!entry.Stored() || entry.copies[op.tier.value].state != CopyState::kAbsent) return;
+      if (!entry.Stored() || table_.copy(entry, op.tier).state != CopyState::kAbsent) return;
       const TierId source = BestSource(entry);
       if (!CouldTake(ladder_.at(op.tier), entry, source, Purpose::kPersist)) return;
       StartTransfer({.entry = id,
@@ -136,7 +137,7 @@ void EngineImpl::VerifyCopy(TierId tier, EntryId id, OpId op) {
   ladder_.Pin(id, tier, PinKind::kJob);
   ++ladder_.at(tier).moves_in_flight;
   const Entry& entry = table_.at(id);
-  const Copy& copy = entry.copies[tier.value];
+  const Copy& copy = table_.copy(entry, tier);
   const TailPlaces tails = ladder_.TailsOf(id, tier);
   Enqueue({.kind = PendingJob::Kind::kVerify,
            .tier = tier,
@@ -146,7 +147,7 @@ void EngineImpl::VerifyCopy(TierId tier, EntryId id, OpId op) {
            .key = entry.key,
            .tails = tails},
           VerifyJob{.identity = models_.IdentityOf(entry),
-                    .place = copy.place,
+                    .place = ladder_.PlaceOf(copy),
                     .tails = tails,
                     .medium = ladder_.at(tier).options.medium});
 }

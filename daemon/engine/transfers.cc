@@ -41,7 +41,7 @@ Status ForCallers(const Status& status) {
 EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to,
                                          Purpose purpose, Precision least, Precision most) const {
   const BlockShape shape = models_.ShapeOf(entry);
-  const CodecId source = from ? entry.copies[from->value].codec : RawCodecOf(shape.dtype);
+  const CodecId source = from ? table_.copy(entry, *from).codec : RawCodecOf(shape.dtype);
   const Codec* codec = FindCodec(source);
   if (KeepsTails(entry, source, to, purpose)) {
     Target target{&RungOf(ColdPart::kBase), PlainImageBytes(RungOf(ColdPart::kBase), shape)};
@@ -52,7 +52,7 @@ EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierI
     }
     return target;
   }
-  if (purpose == Purpose::kPromote && entry.copies[from->value].in_parts) {
+  if (purpose == Purpose::kPromote && table_.copy(entry, *from).in_parts) {
     for (const ColdPart best : {ColdPart::kKTail, ColdPart::kBase}) {
       if (codec->precision > most) codec = &RungOf(best);
     }
@@ -66,7 +66,7 @@ EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierI
     const Codec* target = CodecFor(std::max({wanted, least, entry.floor}), shape.dtype);
     if (CanRequantize(source, *target, shape)) codec = target;
   }
-  if (from && (codec->id == source || entry.copies[from->value].in_parts)) {
+  if (from && (codec->id == source || table_.copy(entry, *from).in_parts)) {
     return {codec, ladder_.RungBytes(entry, *from, *codec)};
   }
   return {codec, PlainImageBytes(*codec, shape)};
@@ -135,7 +135,7 @@ TransferId EngineImpl::StartTransfer(TransferRequest request) {
   transfer.staged = std::move(request.staged);
   if (request.waiter) transfer.waiters.push_back(*request.waiter);
   if (request.from) {
-    transfer.source_codec = entry.copies[request.from->value].codec;
+    transfer.source_codec = table_.copy(entry, *request.from).codec;
     ladder_.Pin(request.entry, *request.from, PinKind::kJob);
     Circuit& reads = ladder_.at(*request.from).reads;
     transfer.read_probe = reads.open();
@@ -193,15 +193,15 @@ void EngineImpl::OrderMove(Transfer& transfer) {
   CountInFlight(transfer, 1);
   const Entry& entry = table_.at(transfer.entry);
   Tier& to = ladder_.at(transfer.to);
-  if (to.host()) OrderArenaAhead(to, {entry.tenant, entry.copies[transfer.to.value].place.bytes});
+  if (to.host()) OrderArenaAhead(to, {entry.tenant, table_.copy(entry, transfer.to).place_bytes()});
   MoveOrder order;
   order.identity = models_.IdentityOf(entry);
   order.meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail};
   order.staged = transfer.staged;
   if (transfer.from) {
-    order.source = entry.copies[transfer.from->value].place;
+    order.source = ladder_.PlaceOf(table_.copy(entry, *transfer.from));
     order.source_medium = ladder_.at(*transfer.from).options.medium;
-    if (entry.copies[transfer.from->value].in_parts) {
+    if (table_.copy(entry, *transfer.from).in_parts) {
       transfer.source_tails = ladder_.TailsOf(transfer.entry, *transfer.from);
       for (const ColdPart part : kColdTails) {
         const bool above = RungOf(part).precision > transfer.codec->precision;
@@ -210,7 +210,7 @@ void EngineImpl::OrderMove(Transfer& transfer) {
       order.source_tails = transfer.source_tails;
     }
   }
-  order.target = entry.copies[transfer.to.value].place;
+  order.target = ladder_.PlaceOf(table_.copy(entry, transfer.to));
   order.target_tails = ladder_.TailsOf(transfer.entry, transfer.to);
   order.target_medium = to.options.medium;
   order.codec = transfer.codec;
@@ -323,7 +323,7 @@ void EngineImpl::OnCommitDone(TransferId id, const Completion& completion) {
   } else {
     to.metrics->write_errors.Add();
     to.circuit.OnFailure(now_);
-    to.segments->Seal(table_.at(transfer.entry).copies[to.id.value].place);
+    to.segments->Seal(ladder_.PlaceOf(table_.copy(transfer.entry, to.id)));
   }
   FinishTransfer(id, ForCallers(status));
 }

@@ -16,17 +16,19 @@ constexpr int kBands = 4;
 constexpr uint32_t kNil = UINT32_MAX;
 
 /// Least recently used first. Each band is a doubly linked list through nodes that are found by their entry's
-/// number, oldest at the front.
+/// number, oldest at the front. Takes memory for the numbers about it only: most blocks pass through the
+/// orders of the upper tiers on their way down.
 class Lru final : public EvictionPolicy {
  public:
   void Insert(const Insertion& block) override {
     if (block.entry / kChunkNodes >= chunks_.size()) chunks_.resize(block.entry / kChunkNodes + 1);
     std::unique_ptr<Chunk>& chunk = chunks_[block.entry / kChunkNodes];
     if (!chunk) chunk = std::make_unique<Chunk>();
-    Node& node = At(block.entry);
-    KVTIER_CHECK(node.band == kNoBand);
-    node.band = static_cast<uint8_t>(block.priority / (256 / kBands));
+    uint8_t& band = Band(block.entry);
+    KVTIER_CHECK(band == kNoBand);
+    band = static_cast<uint8_t>(block.priority / (256 / kBands));
     LinkLast(block.entry);
+    ++chunk->used;
     ++size_;
   }
 
@@ -37,8 +39,10 @@ class Lru final : public EvictionPolicy {
 
   void Erase(uint32_t entry) override {
     Unlink(entry);
-    At(entry).band = kNoBand;
+    Band(entry) = kNoBand;
     --size_;
+    std::unique_ptr<Chunk>& chunk = chunks_[entry / kChunkNodes];
+    if (--chunk->used == 0) chunk.reset();
   }
 
   std::optional<uint32_t> Victim(bool (*may_go)(void* context, uint32_t entry), void* context) override {
@@ -56,24 +60,29 @@ class Lru final : public EvictionPolicy {
 
  private:
   static constexpr uint8_t kNoBand = 255;
+  /// Small: an order of few blocks, whose numbers are far apart, pays for a chunk each.
+  static constexpr uint32_t kChunkNodes = 64;
   struct Node {
     uint32_t prev = kNil;
     uint32_t next = kNil;
-    uint8_t band = kNoBand;
   };
-  /// Small: an order of few blocks, whose numbers are far apart, pays for a chunk each.
-  static constexpr uint32_t kChunkNodes = 64;
-  using Chunk = std::array<Node, kChunkNodes>;
+  struct Chunk {
+    std::array<Node, kChunkNodes> nodes;
+    std::array<uint8_t, kChunkNodes> bands;
+    uint32_t used = 0;
+    Chunk() { bands.fill(kNoBand); }
+  };
   struct List {
     uint32_t first = kNil;
     uint32_t last = kNil;
   };
 
-  Node& At(uint32_t entry) { return (*chunks_[entry / kChunkNodes])[entry % kChunkNodes]; }
+  Node& At(uint32_t entry) { return chunks_[entry / kChunkNodes]->nodes[entry % kChunkNodes]; }
+  uint8_t& Band(uint32_t entry) { return chunks_[entry / kChunkNodes]->bands[entry % kChunkNodes]; }
 
   void LinkLast(uint32_t entry) {
     Node& node = At(entry);
-    List& list = bands_[node.band];
+    List& list = bands_[Band(entry)];
     node.prev = list.last;
     node.next = kNil;
     (list.last == kNil ? list.first : At(list.last).next) = entry;
@@ -83,8 +92,8 @@ class Lru final : public EvictionPolicy {
   void Unlink(uint32_t entry) {
     KVTIER_CHECK(entry / kChunkNodes < chunks_.size() && chunks_[entry / kChunkNodes] != nullptr);
     const Node& node = At(entry);
-    KVTIER_CHECK(node.band != kNoBand);
-    List& list = bands_[node.band];
+    KVTIER_CHECK(Band(entry) != kNoBand);
+    List& list = bands_[Band(entry)];
     (node.prev == kNil ? list.first : At(node.prev).next) = node.next;
     (node.next == kNil ? list.last : At(node.next).prev) = node.prev;
   }

@@ -42,6 +42,29 @@ TEST_F(ColdTest, ADurablePutIsFoundAfterARestart) {
   }
 }
 
+TEST(ColdRecovery, ARecordTooLargeForTheBooksIsAMiss) {
+  constexpr uint64_t kSegment = 512 * kMiB;
+  LadderFixture ladder({.tiers = {HostTier("hot", 64 * kKiB, CodecId::kRaw16),
+                                  ColdTier("cold", 4 * kSegment, kSegment, CodecId::kKv4p)},
+                        .limits = {.lease_share = 1.0}});
+  EXPECT_EQ(ladder.PutCodes(1, 3, Durability::kDurable), std::vector<Code>(3, Code::kOk));
+  ASSERT_TRUE(ladder.WaitLast().ok());
+  ladder.harness.at_restart = [](std::vector<ColdRecovery>& recovery) {
+    for (RecoveredBlock& block : recovery[1].blocks) {
+      if (block.identity.key != MakeKey(2)) continue;
+      block.place.offset = kSegment / 4;
+      block.place.bytes = kMaxPlaceBytes + kSlotAlign;
+    }
+    recovery[1].segments.front().used_bytes = kSegment;
+  };
+  ladder.harness.Restart();
+  ladder.Begin();
+  EXPECT_EQ(ladder.Hits(1, 1), 1u);
+  EXPECT_EQ(ladder.Hits(2, 1), 0u);
+  EXPECT_EQ(ladder.Hits(3, 1), 1u);
+  ladder.harness.engine().CheckInvariants();
+}
+
 TEST_F(ColdTest, BlocksOfDurablePutsThatDoNotBecomeDurableAreCounted) {
   harness.fake().cold_fault = [](const ColdJob& job) { return IfCommit(job, Code::kResourceExhausted); };
   EXPECT_EQ(PutCodes(1, 4, Durability::kDurable), std::vector<Code>(4, Code::kOk));

@@ -132,9 +132,31 @@ TEST_F(PutTest, ABlockWithATimeToLiveIsGoneAfterIt) {
   put.ttl = std::chrono::seconds(1);
   ASSERT_TRUE(harness.Call<PutReply>(std::move(put)).ok());
   EXPECT_EQ(Hits(1, 1), 1u);
-  harness.Advance(std::chrono::seconds(2));
+  harness.Advance(std::chrono::milliseconds(998));
+  EXPECT_EQ(Hits(1, 1), 1u);
+  harness.Advance(std::chrono::seconds(1));
   EXPECT_EQ(Hits(1, 1), 0u);
   EXPECT_EQ(TierNumbers()[0].used_bytes, 0u);
+}
+
+TEST_F(PutTest, AStepThatComesLateReadsNoBlockPastItsTimeToLive) {
+  Put put = PutOf({harness.ChainBlock(spec, 1)});
+  put.ttl = std::chrono::seconds(1);
+  ASSERT_TRUE(harness.Call<PutReply>(std::move(put)).ok());
+  std::vector<Code> answers;
+  kvtier::Acquire acquire;
+  acquire.session = session;
+  acquire.model = model;
+  acquire.lease = LeaseId{1};
+  acquire.keys = {MakeKey(1)};
+  acquire.reply = [&](const Result<AcquireReply>& reply) { answers.push_back(reply->stopped_by); };
+  Put again = PutOf({harness.ChainBlock(spec, 1)});
+  again.reply = [&](const Result<PutReply>& reply) { answers.push_back(reply->blocks[0].code); };
+  harness.clock().Advance(std::chrono::seconds(1));
+  harness.Send(std::move(acquire));
+  harness.Send(std::move(again));
+  harness.Settle();
+  EXPECT_EQ(answers, (std::vector<Code>{Code::kNotFound, Code::kOk}));
 }
 
 TEST_F(PutTest, ATicketIsDoneWithThePutAndUnknownOnesAreStale) {

@@ -93,6 +93,7 @@ void EngineHarness::Restart() {
     recovery.push_back(cold ? fake_.Recovery(TierId{static_cast<uint8_t>(i)}) : ColdRecovery{});
   }
   fake_.ForgetArenas();
+  if (at_restart) at_restart(recovery);
   MakeEngine(std::move(recovery));
 }
 

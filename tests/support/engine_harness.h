@@ -39,6 +39,8 @@ class EngineHarness final : public EngineEvents {
 
   /// As if the daemon was killed and started again: host tiers are gone, cold ones are what was committed.
   void Restart();
+  /// Changes what a restart finds.
+  std::function<void(std::vector<ColdRecovery>&)> at_restart;
 
   Engine& engine() { return *engine_; }
   FakeLadder& fake() { return fake_; }
