@@ -194,14 +194,21 @@ class EngineImpl final : public Engine {
   };
   Target TargetFor(const Entry& entry, std::optional<TierId> from, const Tier& to, Purpose purpose,
                    Precision least, Precision most = Precision::kBits16) const;
-  bool KeepsTails(const Entry& entry, CodecId source, const Tier& to, Purpose purpose) const;
-  void DropBadTails(const Transfer& transfer);
-  bool DropBadTail(EntryId id, TierId tier, const Place& place, Code code);
   bool CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from, Purpose purpose) const;
   /// The highest tier that keeps what is durable.
   std::optional<TierId> PersistentTier() const;
   bool HasColdTier() const;
   TierId BestSource(const Entry& entry) const;
+
+  // transfer_tails.cc
+  bool KeepsTails(const Entry& entry, CodecId source, const Tier& to, Purpose purpose) const;
+  static std::array<uint64_t, kColdTails.size()> TailBytesFor(const BlockShape& shape, CodecId source,
+                                                              const Tier& to);
+  TailPlaces TailsToRead(const Transfer& transfer) const;
+  std::vector<ColdRecord> TailsToCommit(const Transfer& transfer, const ColdRecord& base);
+  void LoseTailsNotCommitted(Transfer& transfer, const Completion& completion);
+  void DropBadTails(const Transfer& transfer);
+  bool DropBadTail(EntryId id, TierId tier, const Place& place, Code code);
 
   // space_host.cc, space_cold.cc, demotion.cc
   enum class Room : uint8_t { kFreed, kComing, kBusy, kNone };

@@ -44,13 +44,8 @@ EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierI
   const CodecId source = from ? table_.copy(entry, *from).codec : RawCodecOf(shape.dtype);
   const Codec* codec = FindCodec(source);
   if (KeepsTails(entry, source, to, purpose)) {
-    Target target{&RungOf(ColdPart::kBase), PlainImageBytes(RungOf(ColdPart::kBase), shape)};
-    for (const ColdPart part : kColdTails) {
-      if (IsPlaneFamily(source) && !CanCut(source, RungOf(part).id)) continue;
-      const uint64_t bytes = PlainTailBytes(shape, part);
-      if (to.segments->CouldFit(ColdRecordBytes(bytes))) target.tail_bytes[TailIndex(part)] = bytes;
-    }
-    return target;
+    const Codec& base = RungOf(ColdPart::kBase);
+    return {&base, PlainImageBytes(base, shape), TailBytesFor(shape, source, to)};
   }
   if (purpose == Purpose::kPromote && table_.copy(entry, *from).in_parts) {
     for (const ColdPart best : {ColdPart::kKTail, ColdPart::kBase}) {
@@ -70,16 +65,6 @@ EngineImpl::Target EngineImpl::TargetFor(const Entry& entry, std::optional<TierI
     return {codec, ladder_.RungBytes(entry, *from, *codec)};
   }
   return {codec, PlainImageBytes(*codec, shape)};
-}
-
-bool EngineImpl::KeepsTails(const Entry& entry, CodecId source, const Tier& to, Purpose purpose) const {
-  const Codec& base = RungOf(ColdPart::kBase);
-  if (!to.options.keep_tails || to.options.codec != base.id || purpose == Purpose::kPromote) return false;
-  // A floor above the base keeps the block in one image; so do tail blocks, which are too short-lived.
-  if (entry.is_tail || entry.floor > base.precision) return false;
-  const BlockShape shape = models_.ShapeOf(entry);
-  return source != base.id && CanRequantize(source, base, shape) &&
-         (IsPlaneFamily(source) || CanRequantize(source, RungOf(ColdPart::kVTail), shape));
 }
 
 bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from,
@@ -202,11 +187,7 @@ void EngineImpl::OrderMove(Transfer& transfer) {
     order.source = ladder_.PlaceOf(table_.copy(entry, *transfer.from));
     order.source_medium = ladder_.at(*transfer.from).options.medium;
     if (table_.copy(entry, *transfer.from).in_parts) {
-      transfer.source_tails = ladder_.TailsOf(transfer.entry, *transfer.from);
-      for (const ColdPart part : kColdTails) {
-        const bool above = RungOf(part).precision > transfer.codec->precision;
-        if (above && transfer.tail_bytes[TailIndex(part)] == 0) transfer.source_tails[TailIndex(part)] = {};
-      }
+      transfer.source_tails = TailsToRead(transfer);
       order.source_tails = transfer.source_tails;
     }
   }
@@ -261,38 +242,8 @@ void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
   record.v_error = transfer.outcome.v_error;
   record.binding = transfer.outcome.binding;
   CommitJob job{.tier = transfer.to, .item = record};
-  for (const ColdPart part : kColdTails) {
-    const TailOutcome& tail = transfer.outcome.tails[TailIndex(part)];
-    if (tail.code != Code::kOk) ladder_.at(transfer.to).metrics->write_errors.Add();
-    if (tail.bytes == 0) continue;
-    const Place place = ladder_.TailPlace(transfer.entry, transfer.to, part);
-    job.tails.push_back(TailRecord(record, place, tail.bytes, tail.error));
-  }
+  job.tails = TailsToCommit(transfer, record);
   EnqueueCold({.kind = PendingJob::Kind::kCommit, .transfer = id}, std::move(job));
-}
-
-void EngineImpl::DropBadTails(const Transfer& transfer) {
-  if (!transfer.from) return;
-  for (const ColdPart part : kColdTails) {
-    DropBadTail(transfer.entry, *transfer.from, transfer.source_tails[TailIndex(part)],
-                transfer.outcome.source_tails[TailIndex(part)]);
-  }
-}
-
-/// A tail that could not be read: damaged ones go, others may be read next time. Whether it went.
-bool EngineImpl::DropBadTail(EntryId id, TierId tier, const Place& place, Code code) {
-  if (place.bytes == 0 || code == Code::kOk) return false;
-  // It may have been given up, or its copy, while it was being read.
-  if (!table_.at(id).Has(tier.value) || ladder_.TailPlace(id, tier, place.part) != place) return false;
-  TierMetrics& metrics = *ladder_.at(tier).metrics;
-  if (code != Code::kDataLoss) {
-    metrics.read_errors.Add();
-    return false;
-  }
-  metrics.checksum_failures.Add();
-  metrics.tails_damaged[TailIndex(place.part)].Add();
-  ladder_.DropTail(id, tier, place.part, Ladder::Erasing::kAlone);
-  return true;
 }
 
 void EngineImpl::SeekAnotherPlace(Transfer& transfer) {
@@ -306,13 +257,7 @@ void EngineImpl::OnCommitDone(TransferId id, const Completion& completion) {
   Transfer& transfer = transfers_.at(id);
   Status status = completion.status;
   Tier& to = ladder_.at(transfer.to);
-  for (const ColdPart part : kColdTails) {
-    TailOutcome& tail = transfer.outcome.tails[TailIndex(part)];
-    if (tail.bytes == 0 || completion.outcome.tails[TailIndex(part)].code == Code::kOk) continue;
-    tail = {};
-    to.segments->Seal(ladder_.TailPlace(transfer.entry, to.id, part));
-    to.metrics->write_errors.Add();
-  }
+  LoseTailsNotCommitted(transfer, completion);
   const Model& model = models_.at(table_.at(transfer.entry).model);
   if (status.ok() && model.persisted[to.id.value] != Persisted::kYes) {
     // A restart would not know whose block this is.
