@@ -85,15 +85,21 @@ TEST_F(AcquireTest, S09_OneBatchsKeysProtectEachOther) {
   for (size_t i = 0; i < keys.size(); ++i) EXPECT_EQ(OwnerAt(reply.run[i].place), owners[i]);
 }
 
-TEST_F(AcquireTest, S60_ManyReadersOfAColdBlockAreOneRead) {
+TEST_F(AcquireTest, S60_FiftyReadersOfAColdBlockAreOneReadOfTheDevice) {
   Fill(1, 40);
   std::vector<SessionId> sessions;
-  for (uint64_t i = 2; i < 20; ++i) {
+  for (uint64_t i = 2; i < 52; ++i) {
     sessions.push_back(harness.Open(i));
     harness.Register(sessions.back(), spec);
   }
+  ASSERT_EQ(sessions.size(), 50u);
   const uint64_t before = harness.fake().moves();
-  size_t served = 0;
+  size_t reads = 0, served = 0;
+  harness.fake().job_fault = [&reads](const Job& job) -> std::optional<Status> {
+    const auto* move = std::get_if<MoveJob>(&job.work);
+    reads += move != nullptr && !move->order.staged && move->order.source.tier == TierId{2};
+    return std::nullopt;
+  };
   for (const SessionId id : sessions) {
     kvtier::Acquire acquire;
     acquire.session = id;
@@ -105,6 +111,7 @@ TEST_F(AcquireTest, S60_ManyReadersOfAColdBlockAreOneRead) {
   }
   harness.Settle();
   EXPECT_EQ(served, sessions.size());
+  EXPECT_EQ(reads, 1u);
   EXPECT_EQ(harness.metrics().moves[2][1].blocks.Get(), 1u);
   EXPECT_LE(harness.fake().moves() - before, 3u);  // the read, and room for it
 }

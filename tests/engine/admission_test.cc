@@ -1,5 +1,7 @@
 // What a cold tier takes of the blocks that are demoted to it, what it keeps when it reclaims, and the counts
 // of both.
+#include <set>
+
 #include "tests/engine/ladder_fixture.h"
 
 namespace kvtier {
@@ -197,6 +199,53 @@ TEST_F(AdmissionTest, WhenARewriteFailsTheBlockGoesWithItsSegmentAndSpaceComesBa
   EXPECT_GT(failed, 0u);
   EXPECT_EQ(There(1150, 50), 50u);
   EXPECT_EQ(Numbers().written_for_rewrites.Get(), 0u);
+}
+
+TEST_F(AdmissionTest, S54_WhenTheDeviceHangsInARewriteTheOthersGoOnAndTheBlockStays) {
+  constexpr uint64_t kUsed = 30;
+  Begin(Cold(8, {}, 0.5));
+  EngineHarness& harness = ladder_->harness;
+  Put(1, kUsed);
+  for (uint64_t number = 1; number <= kUsed; ++number) EXPECT_TRUE(Use(number));
+  std::set<Key> rewritten;
+  harness.hang_job = [&](const Job& job) {
+    const auto* move = std::get_if<MoveJob>(&job.work);
+    const bool rewrite = move != nullptr && !move->order.staged && move->order.source.tier == kCold &&
+                         move->order.target.tier == kCold;
+    if (rewrite) rewritten.insert(move->order.identity.key);
+    return rewrite;
+  };
+  for (uint64_t number = 1000; rewritten.empty(); ++number) {
+    ASSERT_LT(number, 2000u);
+    Put(number, 1);
+  }
+  // While it hangs: puts and reads of the host tier go on, and what is written again stays readable or is a
+  // miss.
+  for (uint64_t number = 2000; number < 2100; ++number) {
+    Put(number, 1);
+    EXPECT_EQ(ladder_->OwnerAt(ladder_->Acquire(number, number, 1)->run.at(0).place), number);
+    harness.ReleaseLease(ladder_->session, number).value();
+  }
+  harness.Advance(std::chrono::seconds(3));
+  EXPECT_EQ(harness.metrics().tier[kCold.value].circuit_open.Get(), 1);
+  for (uint64_t number = 2100; number < 2200; ++number) Put(number, 1);
+  EXPECT_EQ(There(2199, 1), 1u);
+  EXPECT_LE(harness.hanging(), 32u);
+  harness.engine().CheckInvariants();
+  harness.ReleaseHanging();
+  harness.Advance(std::chrono::seconds(2));
+  harness.engine().CheckInvariants();
+  EXPECT_EQ(harness.metrics().tier[kCold.value].circuit_open.Get(), 0);
+  size_t kept = 0;
+  for (uint64_t number = 1; number <= kUsed; ++number) {
+    if (!rewritten.contains(MakeKey(number)) || There(number, 1) == 0) continue;
+    EXPECT_TRUE(Use(number));  // its own bytes
+    ++kept;
+  }
+  EXPECT_EQ(kept, rewritten.size());
+  // Reclaiming goes on, too.
+  Put(3000, 200);
+  EXPECT_EQ(There(3190, 10), 10u);
 }
 
 TEST_F(AdmissionTest, CleanSegmentsAreKeptAheadOfTheWriter) {
