@@ -133,7 +133,7 @@ class DaemonImpl final : public Daemon {
 
  private:
   void TellAboutThreads() {
-    const std::string problem = Problem();
+    const std::string problem = Problem(Threads::kAll);
     if (problem == last_problem_) return;
     if (problem.empty()) {
       spdlog::info("all threads make progress again");
@@ -167,7 +167,7 @@ class DaemonImpl final : public Daemon {
     options.port = config_.metrics.port;
     options.version = version_;
     for (const TierConfig& tier : tiers_) options.tiers.push_back(tier.name);
-    options.health = [this] { return Problem(); };
+    options.health = [this] { return Problem(Threads::kOfProcess); };
     options.readiness = [this] { return ready_.load() ? std::string() : "starting or stopping"; };
     KVTIER_ASSIGN(exporter_, Exporter::Make(std::move(options), metrics_));
     return Status::Ok();
@@ -358,8 +358,11 @@ class DaemonImpl final : public Daemon {
                      : "off");
   }
 
+  /// kOfProcess: but for those that a cold tier's device can hold up. A restart mends no device, and would
+  /// lose what the host tiers hold; its tier's circuit, the log and kvtier_unhealthy_threads show it.
+  enum class Threads : uint8_t { kOfProcess, kAll };
   /// What is wrong with the threads; empty when nothing is, or while they are not all there. Any thread.
-  std::string Problem() const {
+  std::string Problem(Threads which) const {
     if (!ready_.load()) return std::string();
     const TimePoint now = clock_.Now();
     std::string problem;
@@ -372,7 +375,7 @@ class DaemonImpl final : public Daemon {
     look("engine thread", engine_thread_->LastStep());
     look("a transfer worker", workers_->OldestProgress());
     for (const auto& device : devices_) {
-      if (!device) continue;
+      if (!device || which == Threads::kOfProcess) continue;
       look("a worker of a cold tier", device->workers->OldestProgress());
       look("committer", device->committer->LastProgress());
     }

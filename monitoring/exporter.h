@@ -17,7 +17,8 @@ struct ExporterOptions {
   std::vector<std::string> tiers;  ///< names, highest first
   std::string version;
   /// What is wrong, in a few words; empty when nothing is. Called on the exporter's threads.
-  std::function<std::string()> health;     ///< behind /healthz: do the threads make progress
+  std::function<std::string()>
+      health;  ///< behind /healthz: do the threads that wait for no device make progress
   std::function<std::string()> readiness;  ///< behind /readyz: may clients come
 };
 

@@ -43,6 +43,10 @@ TEST_F(FuseFaults, S54_AHungDeviceIsAMissInTimeAndTheOtherTiersServe) {
   for (uint32_t seed = 1; seed <= 8; ++seed) EXPECT_FALSE(Fetch(seed, 5 * kFastMs));
   EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(5 * kFastMs)) << "a miss at once, each";
   EXPECT_NE(Put(5000, KVTIER_DURABLE, 5 * kFastMs), KVTIER_OK) << "nothing can be durable now";
+  // What watches over the process sees its threads stall, and no reason to end it.
+  EXPECT_TRUE(Eventually(20, [&] { return Sample("kvtier_unhealthy_threads") == 1; }));
+  EXPECT_TRUE(daemon_->Get("/healthz").ok());
+  EXPECT_TRUE(daemon_->Get("/readyz").ok());
   mount_->Heal();
   ExpectRecovery(1, 8);
 }
