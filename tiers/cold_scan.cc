@@ -10,7 +10,10 @@ namespace kvtier {
 
 namespace {
 
-constexpr uint64_t kWindowBytes = uint64_t{1} << 20;
+/// Read at once: so much that a device is kept busy, and records of any usual size stand in it whole.
+constexpr uint64_t kWindowBytes = uint64_t{8} << 20;
+/// Where that fails: how much one bad spot may cost.
+constexpr uint64_t kRetryBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxRecordBytes = ColdRecordBytes(2 * kMaxBlockBytes);
 
 /// Rms over layers of one stored error.
@@ -79,7 +82,11 @@ void ColdScanner::Scan(SegmentBytes& bytes, const ColdSegments::Found& segment, 
   while (offset < range.end) {
     if (offset < loaded.begin || offset >= loaded.end) {
       loaded = {offset, std::min(range.end, offset + kWindowBytes)};
-      const Result<std::span<const std::byte>> read = bytes.Read(offset, loaded.end - loaded.begin, window_);
+      Result<std::span<const std::byte>> read = bytes.Read(offset, loaded.end - loaded.begin, window_);
+      if (!read.ok() && loaded.end - loaded.begin > kRetryBytes) {
+        loaded.end = offset + kRetryBytes;
+        read = bytes.Read(offset, kRetryBytes, window_);
+      }
       if (!read.ok()) {
         out.unread_bytes += loaded.end - loaded.begin;
         offset = loaded.end;
@@ -100,7 +107,15 @@ void ColdScanner::Scan(SegmentBytes& bytes, const ColdSegments::Found& segment, 
     }
     out.used_bytes = std::max(out.used_bytes, offset + header.record_bytes);
     if (header.state == static_cast<uint8_t>(RecordState::kLive)) {
-      Result<ColdRecord> record = ReadRecord(bytes, header);
+      const uint64_t record_bytes = ColdRecordBytes(header.image_bytes);
+      const bool whole = record_bytes <= loaded.end - offset;
+      if (!whole && record_bytes <= kWindowBytes && offset > loaded.begin) {
+        loaded = {};  // a window that begins here has all of it
+        continue;
+      }
+      Result<ColdRecord> record = whole
+                                      ? Describe(header, window.subspan(offset - loaded.begin, record_bytes))
+                                      : ReadRecord(bytes, header);
       if (record.ok()) {
         out.live.push_back(std::move(record).value());
       } else {
@@ -115,6 +130,11 @@ Result<ColdRecord> ColdScanner::ReadRecord(SegmentBytes& bytes, const RecordHead
   const uint64_t record_bytes = ColdRecordBytes(header.image_bytes);
   if (record_bytes > kMaxRecordBytes) return Status(Code::kDataLoss, "record larger than any block");
   KVTIER_ASSIGN(const std::span<const std::byte> memory, bytes.Read(header.offset, record_bytes, record_));
+  return Describe(header, memory);
+}
+
+Result<ColdRecord> ColdScanner::Describe(const RecordHeader& header,
+                                         std::span<const std::byte> memory) const {
   const std::span<const std::byte> payload = memory.subspan(kColdRecordHeaderBytes, header.image_bytes);
   ColdRecord record = RecordOfHeader(header);
   KVTIER_TRY(header.part == static_cast<uint8_t>(ColdPart::kBase)

@@ -53,6 +53,7 @@ class ColdScanner {
 
  private:
   Result<ColdRecord> ReadRecord(SegmentBytes& bytes, const RecordHeader& header);
+  Result<ColdRecord> Describe(const RecordHeader& header, std::span<const std::byte> memory) const;
 
   const StoreUuid uuid_;
   const ScanDepth depth_;
