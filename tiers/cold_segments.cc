@@ -162,6 +162,11 @@ Status ColdSegments::RepairHeader(uint32_t number, uint64_t sequence, BlockIo& i
   return Status::Ok();
 }
 
+bool ColdSegments::Has(uint32_t number) const {
+  std::lock_guard lock(mutex_);
+  return number < segments_.size() && segments_[number].state == State::kPresent;
+}
+
 Result<ColdSegments::FilePtr> ColdSegments::Open(uint32_t number, uint64_t sequence) {
   {
     std::lock_guard lock(mutex_);

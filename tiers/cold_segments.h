@@ -54,6 +54,8 @@ class ColdSegments {
   /// Writes a new header over a damaged one.
   Status RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io);
 
+  /// Whether there is a file for the segment, in whatever use.
+  bool Has(uint32_t number) const;
   /// The file, if the segment is in its use `sequence`. Errors: kStale when it is in another, kDataLoss when
   /// there is no such segment.
   Result<FilePtr> Open(uint32_t number, uint64_t sequence);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "tiers/cold_folder.h"
 #include "tiers/cold_io.h"
@@ -13,8 +14,24 @@ namespace kvtier {
 
 namespace {
 
+/// Runs those of the parts that have a request, all at once.
+template <typename Part>
+void RunRequests(std::span<Part> parts, BlockIo& io) {
+  KVTIER_CHECK(parts.size() <= kMaxIoInFlight);
+  std::vector<IoRequest> requests;
+  for (const Part& part : parts) {
+    if (part.device.io.has_value()) requests.push_back(*part.device.io);
+  }
+  if (requests.empty()) return;
+  RunWithTimeout(io, requests).IgnoreBecause("each request has its own status");
+  auto request = requests.begin();
+  for (Part& part : parts) {
+    if (part.device.io.has_value()) part.device.io->status = std::move((request++)->status);
+  }
+}
+
 /// ColdStore over a folder of files.
-class FileColdStore final : public ColdStore {
+class FileColdStore final : public ColdStore, public DeviceMedium {
  public:
   FileColdStore(const ColdStoreOptions& options, ColdFolder folder, std::unique_ptr<ColdIndex> index,
                 bool index_rebuilt, std::unique_ptr<BlockIo> start_io)
@@ -55,7 +72,12 @@ class FileColdStore final : public ColdStore {
     return write.status;
   }
   void FinishWrites(std::span<PartWrite> writes, BlockIo& io) override;
-  bool likes_batches() const override { return true; }
+  DeviceMedium* device() override { return this; }
+  void StartRead(PartRead& read) override;
+  void EndRead(PartRead& read) override;
+  bool ReadyFor(const Place& place) const override;
+  void StartWrite(PartWrite& write) override;
+  void EndWrite(PartWrite& write) override;
 
   Result<ColdRecovery> Recover() override;
   Status PutModel(const ModelRecord& model) override { return WriteModelFile(folder_.models(), model); }
@@ -74,6 +96,7 @@ class FileColdStore final : public ColdStore {
 
  private:
   std::span<std::byte> Finish(const PartWrite& write) const;
+  void StartWriteTo(Result<ColdSegments::FilePtr> file, PartWrite& write);
   void Distrust(std::span<const ColdCommit> items);
   Status WithIndex(const std::function<Status(ColdIndex&)>& call);
   void CheckPlace(const Place& place) const {
@@ -95,34 +118,35 @@ class FileColdStore final : public ColdStore {
   bool index_incomplete_ = false;     ///< begun anew since Recover: the next start must scan
 };
 
-void FileColdStore::ReadParts(std::span<PartRead> reads, BlockIo& io) {
-  KVTIER_CHECK(reads.size() <= kMaxIoInFlight);
-  std::vector<ColdSegments::FilePtr> files;
-  std::vector<IoRequest> requests;
-  std::vector<PartRead*> of_request;
-  for (PartRead& read : reads) {
-    const Place& place = read.place;
-    CheckPlace(place);
-    Result<ColdSegments::FilePtr> file = segments_.Open(place.container, place.epoch);
-    Result<std::span<std::byte>> memory = read.bounce->Reserve(place.bytes);
-    if (!file.ok() || !memory.ok()) {
-      read.bytes = file.ok() ? memory.status() : file.status();
-      continue;
-    }
-    requests.push_back(ReadRequest((*file)->fd.get(), place.offset, memory->first(place.bytes)));
-    files.push_back(std::move(file).value());
-    of_request.push_back(&read);
+void FileColdStore::StartRead(PartRead& read) {
+  const Place& place = read.place;
+  CheckPlace(place);
+  read.device = {};
+  Result<ColdSegments::FilePtr> file = segments_.Open(place.container, place.epoch);
+  Result<std::span<std::byte>> memory = read.bounce->Reserve(place.bytes);
+  if (!file.ok() || !memory.ok()) {
+    read.bytes = file.ok() ? memory.status() : file.status();
+    return;
   }
-  if (requests.empty()) return;
-  RunWithTimeout(io, requests).IgnoreBecause("each request has its own status");
-  for (size_t i = 0; i < requests.size(); ++i) {
-    PartRead& read = *of_request[i];
-    if (requests[i].status.ok()) {
-      read.bytes = ImageOfRecord(folder_.uuid, read.place, requests[i].memory);
-    } else {
-      segments_.CloseFile(read.place.container);
-      read.bytes = requests[i].status;
-    }
+  read.device.io = ReadRequest((*file)->fd.get(), place.offset, memory->first(place.bytes));
+  read.device.keep = std::move(file).value();
+}
+
+void FileColdStore::EndRead(PartRead& read) {
+  const DeviceRequest device = std::exchange(read.device, {});
+  if (device.io->status.ok()) {
+    read.bytes = ImageOfRecord(folder_.uuid, read.place, device.io->memory);
+  } else {
+    segments_.CloseFile(read.place.container);
+    read.bytes = device.io->status;
+  }
+}
+
+void FileColdStore::ReadParts(std::span<PartRead> reads, BlockIo& io) {
+  for (PartRead& read : reads) StartRead(read);
+  RunRequests(reads, io);
+  for (PartRead& read : reads) {
+    if (read.device.io.has_value()) EndRead(read);
   }
 }
 
@@ -149,26 +173,36 @@ std::span<std::byte> FileColdStore::Finish(const PartWrite& write) const {
   return memory;
 }
 
-void FileColdStore::FinishWrites(std::span<PartWrite> writes, BlockIo& io) {
+bool FileColdStore::ReadyFor(const Place& place) const {
+  return segments_.Has(place.container);
+}
+
+void FileColdStore::StartWrite(PartWrite& write) {
+  StartWriteTo(segments_.Open(write.place.container, write.place.epoch), write);
+}
+
+void FileColdStore::StartWriteTo(Result<ColdSegments::FilePtr> file, PartWrite& write) {
   KVTIER_CHECK(recovered_);  // else it would take segments that exist for new ones
-  KVTIER_CHECK(writes.size() <= kMaxIoInFlight);
-  std::vector<ColdSegments::FilePtr> files;
-  std::vector<IoRequest> requests;
-  std::vector<PartWrite*> of_request;
+  write.device = {};
+  write.status = file.status();
+  if (!file.ok()) return;
+  write.device.io = WriteRequest((*file)->fd.get(), write.place.offset, Finish(write));
+  write.device.keep = std::move(file).value();
+}
+
+void FileColdStore::EndWrite(PartWrite& write) {
+  const DeviceRequest device = std::exchange(write.device, {});
+  write.status = device.io->status;
+  if (!write.status.ok()) segments_.CloseFile(write.place.container);
+}
+
+void FileColdStore::FinishWrites(std::span<PartWrite> writes, BlockIo& io) {
   for (PartWrite& write : writes) {
-    const std::span<std::byte> memory = Finish(write);
-    Result<ColdSegments::FilePtr> file = segments_.OpenOrCreate(write.place.container, write.place.epoch, io);
-    write.status = file.status();
-    if (!file.ok()) continue;
-    requests.push_back(WriteRequest((*file)->fd.get(), write.place.offset, memory));
-    files.push_back(std::move(file).value());
-    of_request.push_back(&write);
+    StartWriteTo(segments_.OpenOrCreate(write.place.container, write.place.epoch, io), write);
   }
-  if (requests.empty()) return;
-  RunWithTimeout(io, requests).IgnoreBecause("each request has its own status");
-  for (size_t i = 0; i < requests.size(); ++i) {
-    of_request[i]->status = requests[i].status;
-    if (!requests[i].status.ok()) segments_.CloseFile(of_request[i]->place.container);
+  RunRequests(writes, io);
+  for (PartWrite& write : writes) {
+    if (write.device.io.has_value()) EndWrite(write);
   }
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <span>
 
 #include "codecs/codec.h"
@@ -18,6 +20,14 @@ struct RecordMeta {
   bool is_tail = false;
 };
 
+class DeviceMedium;
+
+/// What a DeviceMedium wants done between start and end of a read or a write.
+struct DeviceRequest {
+  std::optional<IoRequest> io;
+  std::shared_ptr<const void> keep;  ///< what `io` needs to be there
+};
+
 /// The device behind a tier. The engine hands out places; a medium only moves bytes.
 /// Threads: any transfer worker with its own BlockIo, concurrently, for different places. Errors: per call;
 /// never a partial success.
@@ -34,6 +44,7 @@ class Medium {
     Place place;
     AlignedBuffer* bounce = nullptr;
     Result<std::span<const std::byte>> bytes = Status(Code::kInternal, "not read");
+    DeviceRequest device = {};
   };
   /// Reads several places, each into its own bounce buffer: at once where the medium can.
   virtual void ReadParts(std::span<PartRead> reads, BlockIo& io) {
@@ -57,6 +68,7 @@ class Medium {
     uint64_t image_bytes = 0;
     RecordMeta meta;
     Status status = Status(Code::kInternal, "not written");
+    DeviceRequest device = {};
   };
   /// FinishWrite of several places: at once where the medium can.
   virtual void FinishWrites(std::span<PartWrite> writes, BlockIo& io) {
@@ -64,8 +76,25 @@ class Medium {
       write.status = FinishWrite(write.place, io, write.built, write.image_bytes, write.meta);
     }
   }
-  /// Whether several small blocks at once are faster than one after the other.
-  virtual bool likes_batches() const { return false; }
+
+  /// Null: moving the bytes is a copy.
+  virtual DeviceMedium* device() { return nullptr; }
+};
+
+/// A medium that moves bytes by requests to a device: its caller may have many of them under way, and do
+/// other work meanwhile. Threads, Errors: as Medium.
+class DeviceMedium {
+ public:
+  virtual ~DeviceMedium() = default;
+  /// The request that reads the place, in read.device; or an error in read.bytes, and no request.
+  virtual void StartRead(Medium::PartRead& read) = 0;
+  /// After the request of StartRead: gives read.bytes.
+  virtual void EndRead(Medium::PartRead& read) = 0;
+  /// Whether StartWrite can go ahead: else FinishWrite has to prepare the device first.
+  virtual bool ReadyFor(const Place& place) const = 0;
+  /// The same for what FinishWrite does; the result goes to write.status.
+  virtual void StartWrite(Medium::PartWrite& write) = 0;
+  virtual void EndWrite(Medium::PartWrite& write) = 0;
 };
 
 }  // namespace kvtier

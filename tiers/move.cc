@@ -89,15 +89,14 @@ Result<Source> SourceOf(const BlockIdentity& identity, std::span<Medium::PartRea
 }
 
 /// Reads a base and its tails at once.
-Result<Source> ReadSource(const BlockIdentity& identity, const Place& place, const TailPlaces& tails,
-                          Medium& medium, MoveScratch& scratch, MoveOutcome& outcome) {
-  std::vector<Medium::PartRead> reads = ReadsOf(place, tails);
+std::vector<Medium::PartRead> ReadAll(std::vector<Medium::PartRead> reads, Medium& medium,
+                                      MoveScratch& scratch) {
   for (Medium::PartRead& read : reads) {
     const ColdPart part = read.place.part;
     read.bounce = part == ColdPart::kBase ? &scratch.source : &scratch.tails[TailIndex(part)];
   }
   medium.ReadParts(reads, *scratch.io);
-  return SourceOf(identity, reads, outcome);
+  return reads;
 }
 
 /// Puts the tails back beside the base, into `out`; damaged ones are left out and reported. An image of 0
@@ -173,53 +172,55 @@ Result<ImageView> WholeImage(const MoveOrder& order, Source& source, MoveScratch
   }
 }
 
-/// A tail of `whole` to its place. What goes wrong costs the tail only.
-TailOutcome MoveTail(const MoveOrder& order, const ImageView& whole, ColdPart part, MoveScratch& scratch) {
+/// A tail of `whole` for its place. What goes wrong costs the tail only.
+TailOutcome BuildTail(const MoveOrder& order, const ImageView& whole, ColdPart part, MoveWrites& writes) {
   const Place& place = order.target_tails[TailIndex(part)];
   TailOutcome outcome;
-  const auto move = [&]() -> Status {
-    KVTIER_ASSIGN(const std::span<std::byte> out, order.target_medium->BeginWrite(place, scratch.target));
+  const auto build = [&]() -> Status {
+    KVTIER_ASSIGN(const std::span<std::byte> out,
+                  order.target_medium->BeginWrite(place, writes.tails[TailIndex(part)]));
     const BuiltImage built = WriteTail(whole, part, out);
     KVTIER_TRY(built.status);
     KVTIER_ASSIGN(const TailView tail, ParseTail(out.first(built.image_bytes)));
     KVTIER_TRY(VerifyTail(tail));
-    KVTIER_TRY(order.target_medium->FinishWrite(place, *scratch.io, out, built.image_bytes, order.meta));
+    writes.parts.push_back(
+        {.place = place, .built = out, .image_bytes = built.image_bytes, .meta = order.meta});
     outcome.bytes = built.image_bytes;
     outcome.error = tail.Error();
     return Status::Ok();
   };
-  outcome.code = move().code();
+  outcome.code = build().code();
   return outcome;
 }
 
-/// Into an image, and where the order has places for them, the planes that it leaves out.
-Status MoveParts(const MoveOrder& order, Source& source, MoveScratch& scratch, MoveOutcome& outcome) {
+/// An image, and where the order has places for them, the planes that it leaves out.
+Status BuildParts(const MoveOrder& order, Source& source, MoveScratch& scratch, MoveWrites& writes,
+                  MoveOutcome& outcome) {
   KVTIER_ASSIGN(ImageView whole, WholeImage(order, source, scratch, outcome));
   MoveOrder base = order;
   base.staged.reset();
   const Codec& codec = TargetCodec(whole.codec->id, order);
-  KVTIER_ASSIGN(const std::span<std::byte> out,
-                order.target_medium->BeginWrite(order.target, scratch.target));
+  KVTIER_ASSIGN(const std::span<std::byte> out, order.target_medium->BeginWrite(order.target, writes.base));
   const BuiltImage built = BuildTarget(base, codec, whole, out, scratch);
   if (built.status.code() == Code::kOutOfRange) outcome.needed_bytes = built.image_bytes;
   KVTIER_TRY(built.status);
   KVTIER_TRY(CheckTarget(order, out.first(built.image_bytes), outcome));
   outcome.binding = BindingOf(out.first(built.image_bytes));
-  KVTIER_TRY(order.target_medium->FinishWrite(order.target, *scratch.io, out, built.image_bytes, order.meta));
+  writes.parts.push_back(
+      {.place = order.target, .built = out, .image_bytes = built.image_bytes, .meta = order.meta});
   if (codec.id != CodecId::kKv2p) return Status::Ok();
   for (const ColdPart part : kColdTails) {
     if (order.target_tails[TailIndex(part)].bytes == 0 || !HasTail(whole, part)) continue;
     TailOutcome& tail = outcome.tails[TailIndex(part)];
-    tail = MoveTail(order, whole, part, scratch);
+    tail = BuildTail(order, whole, part, writes);
     if (tail.bytes == 0) break;  // V completes what K has completed
   }
   return Status::Ok();
 }
 
-Status MoveWhole(const MoveOrder& order, Source& source, Medium::PartWrite* write, MoveScratch& scratch,
-                 MoveOutcome& outcome) {
-  KVTIER_ASSIGN(const std::span<std::byte> out,
-                order.target_medium->BeginWrite(order.target, scratch.target));
+Status BuildWhole(const MoveOrder& order, Source& source, MoveScratch& scratch, MoveWrites& writes,
+                  MoveOutcome& outcome) {
+  KVTIER_ASSIGN(const std::span<std::byte> out, order.target_medium->BeginWrite(order.target, writes.base));
   uint64_t image_bytes = 0;
   if (source.has_tails()) {
     const BuiltImage joined = Join(source, out, scratch.crew, outcome);
@@ -235,44 +236,48 @@ Status MoveWhole(const MoveOrder& order, Source& source, Medium::PartWrite* writ
   }
   KVTIER_TRY(CheckTarget(order, out.first(image_bytes), outcome));
   outcome.binding = BindingOf(out.first(image_bytes));
-  if (write == nullptr)
-    return order.target_medium->FinishWrite(order.target, *scratch.io, out, image_bytes, order.meta);
-  *write = {.place = order.target, .built = out, .image_bytes = image_bytes, .meta = order.meta};
+  writes.parts.push_back(
+      {.place = order.target, .built = out, .image_bytes = image_bytes, .meta = order.meta});
   return Status::Ok();
 }
 
-Status Move(const MoveOrder& order, const MoveTogether& together, MoveScratch& scratch,
-            MoveOutcome& outcome) {
+Status Build(const MoveOrder& order, std::span<Medium::PartRead> reads, MoveScratch& scratch,
+             MoveWrites& writes, MoveOutcome& outcome) {
   Source source;
-  if (!together.reads.empty()) {
-    KVTIER_ASSIGN(source, SourceOf(order.identity, together.reads, outcome));
-  } else if (!order.staged.has_value()) {
-    KVTIER_ASSIGN(source, ReadSource(order.identity, order.source, order.source_tails, *order.source_medium,
-                                     scratch, outcome));
+  if (!order.staged.has_value()) {
+    KVTIER_ASSIGN(source, SourceOf(order.identity, reads, outcome));
   }
   const CodecId codec = SourceCodec(order, source);
   const bool splits =
       order.target_tails[0].bytes > 0 &&
       (IsPlaneFamily(codec) || CanRequantize(codec, *FindCodec(CodecId::kKv4p), order.identity.shape));
-  if (!splits) return MoveWhole(order, source, together.write, scratch, outcome);
-  KVTIER_CHECK(together.write == nullptr);
-  return MoveParts(order, source, scratch, outcome);
+  return splits ? BuildParts(order, source, scratch, writes, outcome)
+                : BuildWhole(order, source, scratch, writes, outcome);
 }
 
 void KeepWhatIsUsed(MoveScratch& scratch) {
   scratch.source.ShrinkToUse(kRetainedBounceBytes);
   for (AlignedBuffer& tail : scratch.tails) tail.ShrinkToUse(kRetainedBounceBytes);
   scratch.whole.ShrinkToUse(kRetainedBounceBytes);
-  scratch.target.ShrinkToUse(kRetainedBounceBytes);
 }
 
 }  // namespace
+
+void MoveWrites::ShrinkToUse(uint64_t bytes) {
+  base.ShrinkToUse(bytes);
+  for (AlignedBuffer& tail : tails) tail.ShrinkToUse(bytes);
+}
+
+void MoveWrites::ShrinkTo(uint64_t bytes) {
+  base.ShrinkTo(bytes);
+  for (AlignedBuffer& tail : tails) tail.ShrinkTo(bytes);
+}
 
 void MoveScratch::Trim() {
   source.ShrinkTo(kRetainedBounceBytes);
   for (AlignedBuffer& tail : tails) tail.ShrinkTo(kRetainedBounceBytes);
   whole.ShrinkTo(kRetainedBounceBytes);
-  target.ShrinkTo(kRetainedBounceBytes);
+  writes.ShrinkTo(kRetainedBounceBytes);
   layers.ShrinkTo(kRetainedBounceBytes);
 }
 
@@ -281,15 +286,43 @@ std::vector<Medium::PartRead> SourceReads(const MoveOrder& order) {
   return ReadsOf(order.source, order.source_tails);
 }
 
-Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome,
-                 const MoveTogether& together) {
-  KVTIER_CHECK(scratch.io != nullptr && order.codec != nullptr && order.target_medium != nullptr);
-  KVTIER_CHECK(order.staged.has_value() || order.source_medium != nullptr);
+Status BuildMove(const MoveOrder& order, std::span<Medium::PartRead> reads, MoveScratch& scratch,
+                 MoveWrites& writes, MoveOutcome& outcome) {
+  KVTIER_CHECK(order.codec != nullptr && order.target_medium != nullptr);
+  KVTIER_CHECK(order.staged.has_value() || !reads.empty());
   outcome = {};
-  Status status = Move(order, together, scratch, outcome);
-  if (!status.ok()) outcome = {.needed_bytes = outcome.needed_bytes};
+  writes.parts.clear();
+  Status status = Build(order, reads, scratch, writes, outcome);
+  if (!status.ok()) {
+    outcome = {.needed_bytes = outcome.needed_bytes};
+    writes.parts.clear();
+  }
   KeepWhatIsUsed(scratch);
   return status;
+}
+
+Status EndMove(MoveWrites& writes, MoveOutcome& outcome) {
+  KVTIER_CHECK(!writes.parts.empty());
+  Status status = writes.parts[0].status;
+  Code tails = Code::kOk;  // V completes what K has completed
+  for (size_t i = 1; i < writes.parts.size(); ++i) {
+    if (tails == Code::kOk) tails = writes.parts[i].status.code();
+    if (tails != Code::kOk) outcome.tails[TailIndex(writes.parts[i].place.part)] = {.code = tails};
+  }
+  if (!status.ok()) outcome = {};
+  writes.parts.clear();
+  writes.ShrinkToUse(kRetainedBounceBytes);
+  return status;
+}
+
+Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome) {
+  KVTIER_CHECK(scratch.io != nullptr);
+  KVTIER_CHECK(order.staged.has_value() || order.source_medium != nullptr);
+  std::vector<Medium::PartRead> reads;
+  if (!order.staged.has_value()) reads = ReadAll(SourceReads(order), *order.source_medium, scratch);
+  KVTIER_TRY(BuildMove(order, reads, scratch, scratch.writes, outcome));
+  order.target_medium->FinishWrites(scratch.writes.parts, *scratch.io);
+  return EndMove(scratch.writes, outcome);
 }
 
 Status VerifyBlock(const BlockIdentity& identity, const Place& place, const TailPlaces& tails, Medium& medium,
@@ -297,7 +330,8 @@ Status VerifyBlock(const BlockIdentity& identity, const Place& place, const Tail
   KVTIER_CHECK(scratch.io != nullptr);
   outcome = {};
   const auto verify = [&]() -> Status {
-    KVTIER_ASSIGN(const Source source, ReadSource(identity, place, tails, medium, scratch, outcome));
+    std::vector<Medium::PartRead> reads = ReadAll(ReadsOf(place, tails), medium, scratch);
+    KVTIER_ASSIGN(const Source source, SourceOf(identity, reads, outcome));
     KVTIER_TRY(VerifyImage(source.image));
     Describe(source.image, outcome);
     for (const ColdPart part : kColdTails) {

@@ -59,6 +59,16 @@ struct MoveOutcome {
 
 inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
 
+/// What a move writes, base first, and the buffers that hold it until it is written.
+struct MoveWrites {
+  std::vector<Medium::PartWrite> parts;
+  AlignedBuffer base;
+  std::array<AlignedBuffer, kColdTails.size()> tails;
+
+  void ShrinkToUse(uint64_t bytes);
+  void ShrinkTo(uint64_t bytes);
+};
+
 /// Scratch of one worker, reused between moves. A buffer keeps kRetainedBounceBytes, or what the last move
 /// that used it needed, until Trim.
 struct MoveScratch {
@@ -67,27 +77,27 @@ struct MoveScratch {
   AlignedBuffer source;
   std::array<AlignedBuffer, kColdTails.size()> tails;
   AlignedBuffer whole;  ///< an image that only its parts are written of
-  AlignedBuffer target;
+  MoveWrites writes;
   AlignedBuffer layers;  ///< decoded ones, on their way into another codec
 
   /// Gives back all above kRetainedBounceBytes: nothing is to be moved at the moment.
   void Trim();
 };
 
-/// What a caller that moves several small blocks at once does in MoveBlock's place.
-struct MoveTogether {
-  std::span<Medium::PartRead> reads = {};  ///< SourceReads of the order, done; empty: MoveBlock reads
-  Medium::PartWrite* write = nullptr;      ///< takes the write to the target, which is left to the caller
-};
 /// The reads of an order's source, base first, without bounce buffers. Not for a put.
 std::vector<Medium::PartRead> SourceReads(const MoveOrder& order);
 
 /// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be
 /// published; `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or
-/// answers to another identity). An order with target_tails takes no `together.write`. Threads: any worker;
-/// the caller keeps source and target pinned.
-Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome,
-                 const MoveTogether& together = {});
+/// answers to another identity). Threads: any worker; the caller keeps source and target pinned.
+Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome);
+
+/// MoveBlock in steps, for a caller that does the I/O of many at once. From `reads`, which are SourceReads of
+/// the order, done (none for a put), to `writes`, left to the caller. Errors: as MoveBlock, nothing to write.
+Status BuildMove(const MoveOrder& order, std::span<Medium::PartRead> reads, MoveScratch& scratch,
+                 MoveWrites& writes, MoveOutcome& outcome);
+/// Takes what came of the writes into `outcome`. A tail that could not be written costs itself only.
+Status EndMove(MoveWrites& writes, MoveOutcome& outcome);
 
 /// Reads the image at `place` and checks header, identity and every part. `outcome` says what stands there,
 /// and which of the tails beside it are bad. Errors: the medium's; kUnimplemented; kDataLoss.

@@ -15,33 +15,8 @@ constexpr uint32_t kMaxWorkers = 256;
 constexpr std::chrono::milliseconds kPopSlice{100};
 /// Between two tries to hand over a completion to a full queue.
 constexpr std::chrono::milliseconds kFullQueuePause{1};
-static_assert(kMaxBatchJobs * kColdParts <= kMaxIoInFlight);
-
 TimePoint Now() {
   return SteadyClock().Now();
-}
-
-/// Jobs of the same medium and direction can share a submission; none without a medium.
-struct BatchKey {
-  const Medium* medium = nullptr;
-  bool reads = false;
-  uint64_t bytes = 0;
-};
-
-BatchKey KeyOf(const Job& job) {
-  const auto* move = std::get_if<MoveJob>(&job.work);
-  if (move == nullptr) return {};
-  const MoveOrder& order = move->order;
-  const bool from_device = !order.staged.has_value() && order.source_medium->likes_batches();
-  const bool to_device = order.target_medium->likes_batches();
-  const bool in_parts = order.target_tails[0].bytes > 0;  // writes that have an order of their own
-  if (from_device == to_device || in_parts) return {};
-  uint64_t bytes = from_device ? order.source.bytes : order.target.bytes;
-  if (from_device) {
-    for (const Place& tail : order.source_tails) bytes += tail.bytes;
-  }
-  if (bytes > kMaxBatchedBlockBytes) return {};
-  return {from_device ? order.source_medium : order.target_medium, from_device, bytes};
 }
 
 template <typename... Ts>
@@ -68,6 +43,7 @@ Result<std::unique_ptr<TransferWorkers>> TransferWorkers::Make(TransferWorkersOp
 TransferWorkers::TransferWorkers(TransferWorkersOptions options, BoundedQueue<Job>& jobs,
                                  BoundedQueue<Completion>& completions, ArenaStore& arenas, Metrics& metrics)
     : options_(std::move(options)),
+      streams_{.count = options_.count},
       jobs_(jobs),
       completions_(completions),
       arenas_(arenas),
@@ -113,56 +89,41 @@ TimePoint TransferWorkers::OldestProgress() const {
 
 void TransferWorkers::Run(Worker& worker) {
   Tools tools;
+  TransferStream stream(jobs_, streams_, StreamCallbacks(tools, worker));
   std::optional<Job> next;
   while (true) {
     std::optional<Job> job =
         next.has_value() ? std::exchange(next, std::nullopt) : jobs_.PopUntil(Now() + kPopSlice);
     worker.last_progress = Now();
-    if (job.has_value()) {
-      const BatchKey key = KeyOf(*job);
-      std::vector<Job> jobs = Gather(std::move(*job), next);
-      if (jobs.size() == 1) {
-        Complete(Execute(std::move(jobs[0]), tools), worker);
-      } else if (key.reads) {
-        ReadTogether(std::move(jobs), tools, worker);
-      } else {
-        WriteTogether(std::move(jobs), tools, worker);
-      }
-    } else if (stopping_) {
-      return;
-    } else {
+    if (!job.has_value()) {
+      if (stopping_) return;
       tools.scratch.Trim();
-      tools.bounces.clear();
+      stream.Trim();
+    } else if (CanStream(*job) && Supervised(tools, [&] { return Prepare(tools); }).ok()) {
+      next = stream.Run(*std::move(job), *tools.io);
+      if (std::exchange(tools.broken, false)) tools = {};
+    } else {
+      Completion completion = Execute(*std::move(job), tools);
+      Complete({&completion, 1}, worker);
     }
   }
 }
 
-/// The jobs that are queued behind `first` and can share a submission with it: this worker's share of them.
-/// One that cannot is the next.
-std::vector<Job> TransferWorkers::Gather(Job first, std::optional<Job>& next) {
-  const BatchKey key = KeyOf(first);
-  uint64_t bytes = key.bytes;
-  std::vector<Job> jobs;
-  jobs.push_back(std::move(first));
-  if (key.medium == nullptr) return jobs;
-  const size_t share = std::min(kMaxBatchJobs, (jobs_.size() + options_.count) / options_.count);
-  while (jobs.size() < share && bytes < kMaxBatchBytes) {
-    std::optional<Job> job = jobs_.TryPop();
-    if (!job.has_value()) break;
-    const BatchKey other = KeyOf(*job);
-    if (other.medium != key.medium || other.reads != key.reads) {
-      next = std::move(job);
-      break;
-    }
-    bytes += other.bytes;
-    jobs.push_back(*std::move(job));
-  }
-  return jobs;
+TransferStream::Callbacks TransferWorkers::StreamCallbacks(Tools& tools, Worker& worker) {
+  return {.guard = [this, &tools](const auto& call) { return Supervised(tools, call); },
+          .build =
+              [this, &tools](const MoveOrder& order, std::span<Medium::PartRead> reads, MoveWrites& writes,
+                             MoveOutcome& outcome, bool alone) {
+                tools.scratch.crew = alone ? crew_.get() : nullptr;
+                const Status status = BuildMove(order, reads, tools.scratch, writes, outcome);
+                CountEncoding(outcome);
+                return status;
+              },
+          .complete = [this, &worker](std::span<Completion> ended) { Complete(ended, worker); }};
 }
 
-/// What escapes from `call` costs its job only; the tools are made anew after the batch.
-template <typename Call>
-Status TransferWorkers::Supervised(Tools& tools, const Call& call) {
+/// What escapes from `call` costs its job only; the tools are made anew afterwards.
+Status TransferWorkers::Supervised(Tools& tools, const std::function<Status()>& call) {
   const char* exception = nullptr;
   try {
     return call();
@@ -187,73 +148,6 @@ Completion TransferWorkers::Execute(Job job, Tools& tools) {
   return completion;
 }
 
-void TransferWorkers::ReadTogether(std::vector<Job> jobs, Tools& tools, Worker& worker) {
-  std::vector<Medium::PartRead> reads;
-  std::vector<size_t> begin;  // of each job's in `reads`
-  const Status read = Supervised(tools, [&]() -> Status {
-    KVTIER_TRY(Prepare(tools));
-    for (const Job& job : jobs) {
-      begin.push_back(reads.size());
-      for (Medium::PartRead& part : SourceReads(std::get<MoveJob>(job.work).order)) reads.push_back(part);
-    }
-    if (tools.bounces.size() < reads.size()) tools.bounces.resize(reads.size());
-    for (size_t i = 0; i < reads.size(); ++i) reads[i].bounce = &tools.bounces[i];
-    std::get<MoveJob>(jobs[0].work).order.source_medium->ReadParts(reads, *tools.io);
-    return Status::Ok();
-  });
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    Completion completion{.id = jobs[i].id, .status = read, .outcome = {}};
-    if (read.ok()) {
-      const size_t end = i + 1 < jobs.size() ? begin[i + 1] : reads.size();
-      const std::span parts(reads.data() + begin[i], end - begin[i]);
-      completion.status = Supervised(tools, [&] {
-        return Move(std::get<MoveJob>(jobs[i].work).order, tools, completion.outcome, {.reads = parts});
-      });
-      if (completion.status.code() == Code::kInternal) completion.outcome = {};
-    }
-    Complete(std::move(completion), worker);
-  }
-  if (std::exchange(tools.broken, false)) tools = {};
-}
-
-void TransferWorkers::WriteTogether(std::vector<Job> jobs, Tools& tools, Worker& worker) {
-  std::vector<Completion> completions;
-  std::vector<Medium::PartWrite> writes;
-  std::vector<size_t> job_of_write;
-  Status prepared = Supervised(tools, [&]() -> Status {
-    KVTIER_TRY(Prepare(tools));
-    if (tools.bounces.size() < jobs.size()) tools.bounces.resize(jobs.size());
-    return Status::Ok();
-  });
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    Completion& completion =
-        completions.emplace_back(Completion{.id = jobs[i].id, .status = prepared, .outcome = {}});
-    if (!prepared.ok()) continue;
-    Medium::PartWrite write;
-    std::swap(tools.scratch.target, tools.bounces[i]);  // each keeps its image until all are written
-    completion.status = Supervised(tools, [&] {
-      return Move(std::get<MoveJob>(jobs[i].work).order, tools, completion.outcome, {.write = &write});
-    });
-    std::swap(tools.scratch.target, tools.bounces[i]);
-    if (!completion.status.ok()) continue;
-    writes.push_back(write);
-    job_of_write.push_back(i);
-  }
-  Medium& medium = *std::get<MoveJob>(jobs[0].work).order.target_medium;
-  const Status wrote = Supervised(tools, [&] {
-    if (!writes.empty()) medium.FinishWrites(writes, *tools.io);
-    return Status::Ok();
-  });
-  for (size_t i = 0; i < writes.size(); ++i) {
-    Completion& completion = completions[job_of_write[i]];
-    completion.status = wrote.ok() ? writes[i].status : wrote;
-    if (!completion.status.ok()) completion.outcome = {};
-  }
-  jobs.clear();  // their staged memory is free before anybody hears of it
-  for (Completion& completion : completions) Complete(std::move(completion), worker);
-  if (std::exchange(tools.broken, false)) tools = {};
-}
-
 Status TransferWorkers::Prepare(Tools& tools) {
   if (tools.io != nullptr) return Status::Ok();
   KVTIER_ASSIGN(tools.io, MakeBlockIo(options_.io));
@@ -262,21 +156,21 @@ Status TransferWorkers::Prepare(Tools& tools) {
   return Status::Ok();
 }
 
-Status TransferWorkers::Move(const MoveOrder& order, Tools& tools, MoveOutcome& outcome,
-                             const MoveTogether& together) {
-  // With more blocks waiting than workers, sharing one would only cost switches.
-  const bool alone = together.reads.empty() && together.write == nullptr && jobs_.size() == 0;
-  tools.scratch.crew = alone ? crew_.get() : nullptr;
-  const Status status = MoveBlock(order, tools.scratch, outcome, together);
+void TransferWorkers::CountEncoding(const MoveOutcome& outcome) {
   metrics_.codec_encode_bytes.Add(outcome.encoded_bytes);
   metrics_.codec_encode_ns.Add(outcome.encode_ns);
-  return status;
 }
 
 Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outcome) {
   KVTIER_TRY(Prepare(tools));
   return std::visit(Overloaded{
-                        [&](const MoveJob& move) { return Move(move.order, tools, outcome); },
+                        [&](const MoveJob& move) {
+                          // With more blocks waiting than workers, sharing one would only cost switches.
+                          tools.scratch.crew = jobs_.size() == 0 ? crew_.get() : nullptr;
+                          const Status status = MoveBlock(move.order, tools.scratch, outcome);
+                          CountEncoding(outcome);
+                          return status;
+                        },
                         [&](const CreateArenaJob& create) { return arenas_.Create(create.spec); },
                         [&](const DestroyArenaJob& destroy) {
                           arenas_.Destroy(destroy.id);
@@ -290,12 +184,18 @@ Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outco
                     job.work);
 }
 
-void TransferWorkers::Complete(Completion completion, Worker& worker) {
-  while (!completions_.TryPush(std::move(completion))) {
-    if (completions_.closed()) return;  // nobody is left to answer
-    if (options_.on_completion) options_.on_completion();
-    std::this_thread::sleep_for(kFullQueuePause);
-    worker.last_progress = Now();
+/// One wake for all of them.
+void TransferWorkers::Complete(std::span<Completion> completions, Worker& worker) {
+  for (Completion& completion : completions) {
+    const bool last = &completion == &completions.back();
+    while (!(last ? completions_.TryPush(std::move(completion))
+                  : completions_.TryPushQuietly(std::move(completion)))) {
+      if (completions_.closed()) return;  // nobody is left to answer
+      completions_.Wake();
+      if (options_.on_completion) options_.on_completion();
+      std::this_thread::sleep_for(kFullQueuePause);
+      worker.last_progress = Now();
+    }
   }
   worker.last_progress = Now();
   if (options_.on_completion) options_.on_completion();

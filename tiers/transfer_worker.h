@@ -13,15 +13,9 @@
 #include "tiers/base/bounded_queue.h"
 #include "tiers/job.h"
 #include "tiers/layer_crew.h"
+#include "tiers/transfer_stream.h"
 
 namespace kvtier {
-
-/// Small blocks that wait for the same device go to it together: reads with reads, writes with writes, each
-/// with its own status. Larger ones keep it busy alone, and a batch is short enough that the first of it does
-/// not wait long for the last.
-inline constexpr uint64_t kMaxBatchedBlockBytes = uint64_t{256} << 10;  ///< of the place on the device
-inline constexpr uint64_t kMaxBatchBytes = uint64_t{2} << 20;
-inline constexpr size_t kMaxBatchJobs = 16;
 
 struct TransferWorkersOptions {
   uint32_t count = 1;
@@ -62,25 +56,22 @@ class TransferWorkers {
   struct Tools {
     std::unique_ptr<BlockIo> io;
     MoveScratch scratch;
-    std::vector<AlignedBuffer> bounces;  ///< of a batch
-    bool broken = false;                 ///< something escaped from what used them
+    bool broken = false;  ///< something escaped from what used them
   };
 
   TransferWorkers(TransferWorkersOptions options, BoundedQueue<Job>& jobs,
                   BoundedQueue<Completion>& completions, ArenaStore& arenas, Metrics& metrics);
   void Run(Worker& worker);
-  std::vector<Job> Gather(Job first, std::optional<Job>& next);
-  template <typename Call>
-  Status Supervised(Tools& tools, const Call& call);
+  TransferStream::Callbacks StreamCallbacks(Tools& tools, Worker& worker);
+  Status Supervised(Tools& tools, const std::function<Status()>& call);
   Completion Execute(Job job, Tools& tools);
-  void ReadTogether(std::vector<Job> jobs, Tools& tools, Worker& worker);
-  void WriteTogether(std::vector<Job> jobs, Tools& tools, Worker& worker);
   Status Prepare(Tools& tools);
   Status Perform(const Job& job, Tools& tools, MoveOutcome& outcome);
-  Status Move(const MoveOrder& order, Tools& tools, MoveOutcome& outcome, const MoveTogether& together = {});
-  void Complete(Completion completion, Worker& worker);
+  void CountEncoding(const MoveOutcome& outcome);
+  void Complete(std::span<Completion> completions, Worker& worker);
 
   const TransferWorkersOptions options_;
+  TransferStream::Workers streams_;
   std::unique_ptr<LayerCrew> crew_;
   BoundedQueue<Job>& jobs_;
   BoundedQueue<Completion>& completions_;

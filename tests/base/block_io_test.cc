@@ -2,13 +2,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <random>
@@ -164,6 +167,70 @@ TEST_P(BlockIoConformance, StartsNothingAfterTheDeadline) {
   EXPECT_EQ(bytes, std::vector<std::byte>(kPage, std::byte{1}));
 }
 
+/// Gives requests until there have been `count`, at most `width` at once.
+class Refilling final : public IoStream {
+ public:
+  Refilling(std::vector<IoRequest>& requests, size_t width) : requests_(requests), width_(width) {}
+  IoRequest* Next() override {
+    if (next_ == requests_.size() || next_ - done_ == width_) return nullptr;
+    requests_[next_].tag = next_;
+    return &requests_[next_++];
+  }
+  void Done(IoRequest& request) override {
+    EXPECT_EQ(&requests_[request.tag], &request);
+    EXPECT_NE(request.status.code(), Code::kPending);
+    ++done_;
+  }
+  size_t done() const { return done_; }
+
+ private:
+  std::vector<IoRequest>& requests_;
+  const size_t width_;
+  size_t next_ = 0, done_ = 0;
+};
+
+TEST_P(BlockIoConformance, AStreamIsRefilledUntilItGivesNoMore) {
+  constexpr uint64_t kCount = 150;
+  std::mt19937_64 rng(kSeed);
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  for (const size_t width : {size_t{1}, size_t{7}, size_t{200}}) {
+    std::vector<std::vector<std::byte>> written, read;
+    std::vector<IoRequest> requests;
+    uint64_t offset = 0;
+    for (uint64_t i = 0; i < kCount; ++i) {
+      std::vector<std::byte>& memory = written.emplace_back(kPage * (i % 20 == 0 ? 300 : 1 + rng() % 4));
+      for (size_t at = 0; at < memory.size(); at += 512) memory[at] = static_cast<std::byte>(rng());
+      requests.push_back(Make(IoRequest::Op::kWrite, i == 5 ? -1 : file_.get(), offset, memory));
+      offset += memory.size();
+    }
+    Refilling writes(requests, width);
+    io_->RunStream(writes, FarAway());
+    EXPECT_EQ(writes.done(), kCount);
+    offset = 0;
+    for (uint64_t i = 0; i < kCount; ++i) {
+      EXPECT_EQ(requests[i].status.code(), i == 5 ? Code::kUnavailable : Code::kOk) << i;
+      requests[i] = Make(IoRequest::Op::kRead, file_.get(), offset, read.emplace_back(written[i].size()));
+      offset += written[i].size();
+    }
+    std::ranges::fill(written[5], std::byte{0});
+    Refilling reads(requests, width);
+    io_->RunStream(reads, FarAway());
+    EXPECT_EQ(reads.done(), kCount);
+    EXPECT_EQ(read, written) << width;
+    ASSERT_EQ(::ftruncate(file_.get(), 0), 0);
+  }
+}
+
+TEST_P(BlockIoConformance, AStreamPastItsDeadlineStillGivesEveryRequestItsStatus) {
+  ASSERT_EQ(::ftruncate(file_.get(), kPage), 0);
+  std::vector<std::byte> bytes(kPage);
+  std::vector<IoRequest> requests(100, Make(IoRequest::Op::kRead, file_.get(), 0, bytes));
+  Refilling stream(requests, 3);
+  io_->RunStream(stream, SteadyClock().Now());
+  EXPECT_EQ(stream.done(), requests.size());
+  for (const IoRequest& request : requests) EXPECT_EQ(request.status.code(), Code::kDeadlineExceeded);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, BlockIoConformance, testing::ValuesIn(UsableKinds()), [](const auto& info) {
   return info.param == BlockIoKind::kUring ? std::string("io_uring") : std::string("sync");
 });
@@ -188,6 +255,21 @@ TEST(MakeBlockIo, S49_ARequestThatNeverCompletesIsCancelledAndItsMemoryComesBack
   ASSERT_EQ(::write(write_end.get(), "0123456789abcdef", 16), 16);
   EXPECT_EQ(bytes, std::vector<std::byte>(16));
   EXPECT_EQ(others, std::vector<std::byte>(100 * 16));
+}
+
+TEST(MakeBlockIo, S49_ALargeRequestThatNeverCompletesEndsWithAllItsParts) {
+  auto io = MakeBlockIo(BlockIoKind::kUring);
+  if (!io.ok()) GTEST_SKIP() << io.status().ToString();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd read_end(ends[0]), write_end(ends[1]);
+  // More parts than can be in flight: some are never begun.
+  std::vector<std::byte> large(uint64_t{80} << 20), small(16);
+  std::vector<IoRequest> batch{Make(IoRequest::Op::kRead, read_end.get(), 0, large),
+                               Make(IoRequest::Op::kRead, read_end.get(), 0, small)};
+  const Status status = (*io)->RunBatch(batch, SteadyClock().Now() + std::chrono::milliseconds(5));
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
+  for (const IoRequest& request : batch) EXPECT_EQ(request.status.code(), Code::kDeadlineExceeded);
 }
 
 /// Runs in a child process under a filter that answers EPERM to one system call: 0 when kAuto fell back and

@@ -32,10 +32,13 @@ class FaultyBlockIo final : public BlockIo {
   /// Forgets every fault.
   void Heal() { faults_.clear(); }
 
+  /// Requests of each submission so far.
+  const std::vector<size_t>& submissions() const { return submissions_; }
   uint64_t count(Op op) const { return counts_[static_cast<size_t>(op)]; }
 
   Status RunBatch(std::span<IoRequest> requests, TimePoint deadline) override {
     Status first;
+    submissions_.push_back(requests.size());
     for (IoRequest& request : requests) {
       RunOne(request, deadline);
       if (first.ok()) first = request.status;
@@ -89,6 +92,7 @@ class FaultyBlockIo final : public BlockIo {
 
   BlockIo& inner_;
   std::vector<Fault> faults_;
+  std::vector<size_t> submissions_;
   uint64_t counts_[3] = {};
 };
 

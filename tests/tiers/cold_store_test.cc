@@ -95,27 +95,11 @@ TEST_F(ColdStoreTest, AnIndexDamagedWhileItIsOpenIsBegunAnewAndTheNextStartScans
   EXPECT_NE(Recovered(100), nullptr);
 }
 
-/// Counts submissions.
-class CountingBlockIo final : public BlockIo {
- public:
-  explicit CountingBlockIo(BlockIo& inner) : inner_(inner) {}
-  Status RunBatch(std::span<IoRequest> requests, TimePoint deadline) override {
-    sizes.push_back(requests.size());
-    return inner_.RunBatch(requests, deadline);
-  }
-  const char* name() const override { return inner_.name(); }
-  std::vector<size_t> sizes;
-
- private:
-  BlockIo& inner_;
-};
-
 TEST_F(ColdStoreTest, SeveralBlocksAreOneSubmissionEachWayAndOneThatFailsCostsItselfAlone) {
   Store(100);  // the segment exists: the next writes are the records
   FaultyBlockIo faulty(*io_);
   faulty.FailNth(Op::kWrite, 3, StatusFromErrno(EIO, "write"));
   faulty.FailNth(Op::kRead, 2, StatusFromErrno(EIO, "read"));
-  CountingBlockIo counting(faulty);
   constexpr uint64_t kBlocks = 5;
   AlignedBuffer bounces[kBlocks];
   std::vector<Medium::PartWrite> writes;
@@ -128,15 +112,15 @@ TEST_F(ColdStoreTest, SeveralBlocksAreOneSubmissionEachWayAndOneThatFailsCostsIt
     writes.push_back({.place = place, .built = built, .image_bytes = image.size(), .meta = block.meta});
   }
   ASSERT_EQ(writes.front().place.container, writes.back().place.container);
-  store_->FinishWrites(writes, counting);
-  EXPECT_EQ(counting.sizes, std::vector<size_t>{kBlocks});
+  store_->FinishWrites(writes, faulty);
+  EXPECT_EQ(faulty.submissions(), std::vector<size_t>{kBlocks});
   std::vector<Medium::PartRead> reads;
   for (uint64_t i = 0; i < kBlocks; ++i) {
     EXPECT_EQ(writes[i].status.code(), i == 2 ? Code::kUnavailable : Code::kOk);
     reads.push_back({.place = writes[i].place, .bounce = &bounces[i]});
   }
-  store_->ReadParts(reads, counting);
-  EXPECT_EQ(counting.sizes, (std::vector<size_t>{kBlocks, kBlocks}));
+  store_->ReadParts(reads, faulty);
+  EXPECT_EQ(faulty.submissions(), (std::vector<size_t>{kBlocks, kBlocks}));
   for (uint64_t i : {0, 3, 4}) {
     ASSERT_TRUE(reads[i].bytes.ok()) << i;
     EXPECT_TRUE(VerifyImage(ParseImage(*reads[i].bytes).value()).ok());

@@ -206,6 +206,17 @@ TEST_F(ColdTailTest, S71_ATailThatCannotBeReadCostsTheRungNotTheBlock) {
   }
 }
 
+TEST_F(ColdTailTest, BaseAndTailsAreOneSubmissionEachWay) {
+  const PartsBlock block = MakePartsBlock(17);
+  StoreParts(MakePartsBlock(18));  // the segments are there
+  FaultyBlockIo counting(*io_);
+  const WrittenParts parts = WriteParts(*store_, counting, allocator_, block).value();
+  EXPECT_EQ(counting.submissions(), std::vector<size_t>{3});
+  scratch_.io = &counting;
+  EXPECT_EQ(Promote(block, parts.base.place, parts.places).value(), RungBytes(block, CodecId::kKv4p));
+  EXPECT_EQ(counting.submissions(), (std::vector<size_t>{3, 3}));
+}
+
 TEST_F(ColdTailTest, ATailThatCannotBeWrittenCostsTheRungNotTheBlock) {
   const PartsBlock block = MakePartsBlock(14);
   StoreParts(MakePartsBlock(15));  // the segments are there

@@ -230,16 +230,16 @@ TEST_F(MoveBlockTest, S15_AMoveLeavesItsSourceByteIdentical) {
 TEST_F(MoveBlockTest, ScratchKeepsWhatTheLastMoveNeededUntilItIsTrimmed) {
   constexpr uint64_t kLarge = 64 << 20;
   ASSERT_TRUE(scratch_.source.Reserve(kLarge).ok());
-  ASSERT_TRUE(scratch_.target.Reserve(kLarge).ok());
+  ASSERT_TRUE(scratch_.writes.base.Reserve(kLarge).ok());
   Put(CodecId::kRaw16);
   // Neither was used: they stay, as after a move of a large block.
   EXPECT_EQ(scratch_.source.span().size(), kLarge);
-  EXPECT_EQ(scratch_.target.span().size(), kLarge);
+  EXPECT_EQ(scratch_.writes.base.span().size(), kLarge);
   ASSERT_TRUE(scratch_.source.Reserve(1).ok());
   Put(CodecId::kRaw16);
   EXPECT_EQ(scratch_.source.span().size(), kRetainedBounceBytes) << "a small one has used it since";
   scratch_.Trim();
-  EXPECT_EQ(scratch_.target.span().size(), kRetainedBounceBytes);
+  EXPECT_EQ(scratch_.writes.base.span().size(), kRetainedBounceBytes);
 }
 
 }  // namespace

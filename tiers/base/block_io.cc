@@ -41,6 +41,13 @@ Result<std::unique_ptr<BlockIo>> MakeProbedUring() {
 
 }  // namespace
 
+void BlockIo::RunStream(IoStream& stream, TimePoint deadline) {
+  while (IoRequest* request = stream.Next()) {
+    RunBatch({request, 1}, deadline).IgnoreBecause("the request carries it");
+    stream.Done(*request);
+  }
+}
+
 IoStep AdvanceRequest(IoRequest& request, IoProgress& progress, int64_t returned) {
   if (returned == -EINTR || returned == -EAGAIN) {
     if (++progress.retries <= kMaxIoRetries) return IoStep::kAgain;

@@ -10,7 +10,7 @@
 
 namespace kvtier {
 
-/// One operation on an open file. `memory` stays owned by the BlockIo from RunBatch's start to its end.
+/// One operation on an open file. `memory` is the BlockIo's while the request is under way.
 struct IoRequest {
   enum class Op : uint8_t { kRead, kWrite, kDataSync };
   Op op = Op::kRead;
@@ -19,16 +19,32 @@ struct IoRequest {
   std::span<std::byte> memory;  ///< read into, written from; empty for kDataSync
   Status
       status;  ///< out: OK only when all bytes were moved (a short read or write is retried, then an error)
+  uint64_t tag = 0;  ///< the caller's own
 };
 
-/// Batched file I/O: submit all, wait for all. Requests of one batch run in any order.
+/// Where the requests of a stream come from and go to. Must not throw, nor use the BlockIo that runs it.
+class IoStream {
+ public:
+  virtual ~IoStream() = default;
+  /// The next request, which stays where it is until it is done; null: none for now. Asked again after each
+  /// Done.
+  virtual IoRequest* Next() = 0;
+  /// `request` has its status.
+  virtual void Done(IoRequest& request) = 0;
+};
+
+/// File I/O with many requests at once, in any order.
 /// Threads: single-owner (one per transfer worker or committer).
 /// Errors: per request; RunBatch returns the first of them. Every request always gets its status.
 class BlockIo {
  public:
   virtual ~BlockIo() = default;
-  /// At `deadline` the outstanding requests are cancelled and waited for, and report kDeadlineExceeded.
+  /// Submits all and waits for all. At `deadline` the outstanding requests are cancelled and waited for, and
+  /// report kDeadlineExceeded.
   virtual Status RunBatch(std::span<IoRequest> requests, TimePoint deadline) = 0;
+  /// Keeps up to kMaxIoInFlight requests of the stream under way, until none is and it gives none. From
+  /// `deadline` on requests report kDeadlineExceeded, as above. Unless the kind can do better: one by one.
+  virtual void RunStream(IoStream& stream, TimePoint deadline);
   virtual const char* name() const = 0;  ///< "io_uring" or "sync"
 };
 

@@ -1,7 +1,10 @@
 #include <liburing.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "tiers/base/block_io_impl.h"
@@ -17,6 +20,10 @@ constexpr uint32_t kMaxEnterFailures = 1000;
 /// Larger requests go to the device in parts of this size, all at once: a queue keeps a device busier than
 /// one long transfer does.
 constexpr uint64_t kPartBytes = uint64_t{512} << 10;
+/// With so many more in flight a wait is for one more: each costs a switch, as does what follows of it.
+constexpr uint32_t kInFlightPerWait = 8;
+/// After that what has come is taken, be it one.
+constexpr Duration kMaxWaitForFew = std::chrono::microseconds(500);
 /// Longest single wait; a far deadline is waited for in slices.
 constexpr Duration kMaxWait = std::chrono::seconds(10);
 
@@ -60,90 +67,98 @@ class Ring {
   bool open_ = false;
 };
 
-void AppendParts(const IoRequest& request, std::vector<IoRequest>& parts) {
-  uint64_t at = 0;
-  do {
-    IoRequest& part = parts.emplace_back(request);
-    part.offset = request.offset + at;
-    part.memory = request.memory.subspan(at, std::min<uint64_t>(kPartBytes, request.memory.size() - at));
-    at += part.memory.size();
-  } while (at < request.memory.size());
-}
+/// A request that is under way, in one part or several.
+struct Whole {
+  IoRequest* request = nullptr;
+  uint64_t split_bytes = 0;  ///< parts were made up to here
+  uint32_t parts_out = 0;
+  Status status;  ///< of the first part that failed
+};
 
-/// The request's status is that of the first of its parts, which begin at `part`, that failed. Returns where
-/// the next request's begin.
-std::vector<IoRequest>::iterator TakeStatus(std::vector<IoRequest>::iterator part, IoRequest& request) {
-  request.status = Status::Ok();
-  uint64_t at = 0;
-  do {
-    at += part->memory.size();
-    if (request.status.ok()) request.status = std::move(part->status);
-    ++part;
-  } while (at < request.memory.size());
-  return part;
-}
+/// What the kernel works on.
+struct Part {
+  IoRequest io;
+  IoProgress progress;
+  uint32_t whole = 0;
+};
+
+/// The requests of one batch, in order.
+class BatchStream final : public IoStream {
+ public:
+  explicit BatchStream(std::span<IoRequest> requests) : requests_(requests) {}
+  IoRequest* Next() override { return next_ < requests_.size() ? &requests_[next_++] : nullptr; }
+  void Done(IoRequest&) override {}
+
+ private:
+  std::span<IoRequest> requests_;
+  size_t next_ = 0;
+};
 
 class UringBlockIo final : public BlockIo {
  public:
+  UringBlockIo() {
+    for (uint32_t i = kMaxIoInFlight; i > 0; --i) {
+      free_wholes_.push_back(i - 1);
+      free_parts_.push_back(i - 1);
+    }
+  }
   Status Open() { return ring_.Open(); }
   Status RunBatch(std::span<IoRequest> requests, TimePoint deadline) override;
+  void RunStream(IoStream& stream, TimePoint deadline) override;
   const char* name() const override { return "io_uring"; }
 
  private:
-  void RunParts(std::span<IoRequest> requests, TimePoint deadline);
   void Drive(TimePoint deadline) noexcept;
   void MarkBroken();
-  void Submit(uint32_t index);
   void FillRing();
+  bool TakeNext();
+  void SubmitPartOf(uint32_t whole);
+  void Submit(uint32_t part);
   void SubmitCancel();
   int Enter(TimePoint deadline);
   void Reap();
+  void EndPart(uint32_t part);
+  void EndWhole(uint32_t whole);
   void GiveUp(const char* why, Code code);
   uint32_t KernelOwned() { return in_flight_ - io_uring_sq_ready(ring_.get()); }
 
+  const std::unique_ptr<BlockIo> sync_ = MakeSyncBlockIo();
   Ring ring_;
   bool broken_ = false;
+  std::array<Whole, kMaxIoInFlight> wholes_;
+  std::array<Part, kMaxIoInFlight> parts_;
+  std::vector<uint32_t> free_wholes_, free_parts_;
 
-  // One batch.
-  std::span<IoRequest> requests_;
-  std::vector<IoProgress> progress_;
-  std::vector<uint32_t> again_;  ///< to be submitted once more for their rest
-  uint32_t next_ = 0;            ///< first request never submitted
-  uint32_t in_flight_ = 0;       ///< entries submitted or in the submission ring, the cancellation included
+  // One stream.
+  IoStream* stream_ = nullptr;
+  std::vector<uint32_t> again_;        ///< parts to be submitted once more for their rest
+  std::optional<uint32_t> splitting_;  ///< the whole that has parts left to be made
+  uint32_t in_flight_ = 0;  ///< entries submitted or in the submission ring, the cancellation included
   bool expired_ = false;
 };
 
 Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline) {
-  const bool any_large =
-      std::ranges::any_of(requests, [](const IoRequest& r) { return r.memory.size() > kPartBytes; });
-  if (any_large) {
-    std::vector<IoRequest> parts;
-    for (const IoRequest& request : requests) AppendParts(request, parts);
-    RunParts(parts, deadline);
-    auto part = parts.begin();
-    for (IoRequest& request : requests) part = TakeStatus(part, request);
-  } else {
-    RunParts(requests, deadline);
+  // The ring would hand a sync to another thread, and cannot take it back from there either.
+  if (requests.size() == 1 && requests[0].op == IoRequest::Op::kDataSync) {
+    return sync_->RunBatch(requests, deadline);
   }
+  BatchStream batch(requests);
+  RunStream(batch, deadline);
   for (const IoRequest& request : requests) {
     if (!request.status.ok()) return request.status;
   }
   return Status::Ok();
 }
 
-void UringBlockIo::RunParts(std::span<IoRequest> requests, TimePoint deadline) {
-  requests_ = requests;
-  progress_.assign(requests.size(), {});
-  again_.clear();
-  again_.reserve(requests.size());
-  next_ = 0;
-  in_flight_ = 0;
+void UringBlockIo::RunStream(IoStream& stream, TimePoint deadline) {
+  KVTIER_CHECK(stream_ == nullptr);
+  stream_ = &stream;
   expired_ = false;
-  if (broken_) {
-    GiveUp("the ring is broken", Code::kUnavailable);
-  } else {
-    Drive(deadline);
-  }
+  if (!broken_) Drive(deadline);
+  if (broken_) GiveUp("the ring is broken", Code::kUnavailable);
+  KVTIER_CHECK(in_flight_ == 0 && free_parts_.size() == parts_.size() &&
+               free_wholes_.size() == wholes_.size());
+  stream_ = nullptr;
 }
 
 /// Leaves nothing in flight. An exception must not unwind past memory that the kernel still uses: hence
@@ -155,8 +170,11 @@ void UringBlockIo::Drive(TimePoint deadline) noexcept {
       expired_ = true;
       if (in_flight_ > 0) SubmitCancel();
     }
-    if (expired_) GiveUp("I/O not finished in time", Code::kDeadlineExceeded);
-    FillRing();
+    if (expired_) {
+      GiveUp("I/O not finished in time", Code::kDeadlineExceeded);
+    } else {
+      FillRing();
+    }
     if (in_flight_ == 0) return;
     // After the deadline this waits for as long as the kernel holds the memory: returning earlier would let a
     // late completion write into memory that has a new owner.
@@ -176,52 +194,110 @@ void UringBlockIo::MarkBroken() {
   // What the kernel already holds could not be taken back from here: going on would corrupt memory.
   KVTIER_CHECK(KernelOwned() == 0);
   broken_ = true;
-  for (uint32_t i = 0; i < next_; ++i) {
-    if (requests_[i].status.code() == Code::kPending) {
-      requests_[i].status = Status(Code::kUnavailable, "io_uring_enter failed");
-    }
+  in_flight_ = 0;
+  again_.clear();
+  for (uint32_t part = 0; part < parts_.size(); ++part) {
+    if (parts_[part].io.status.code() != Code::kPending) continue;
+    parts_[part].io.status = Status(Code::kUnavailable, "io_uring_enter failed");
+    EndPart(part);
   }
-  GiveUp("io_uring_enter failed", Code::kUnavailable);
 }
 
-/// Ends every request that is not in the ring.
+/// Ends every request that is not in the ring, and those that the stream still gives.
 void UringBlockIo::GiveUp(const char* why, Code code) {
-  for (uint32_t index : again_) requests_[index].status = Status(code, why);
-  again_.clear();
-  for (; next_ < requests_.size(); ++next_) requests_[next_].status = Status(code, why);
+  while (!again_.empty()) {
+    const uint32_t part = again_.back();
+    again_.pop_back();
+    parts_[part].io.status = Status(code, why);
+    EndPart(part);
+  }
+  if (splitting_.has_value()) {
+    const uint32_t index = *std::exchange(splitting_, std::nullopt);
+    if (wholes_[index].status.ok()) wholes_[index].status = Status(code, why);
+    if (wholes_[index].parts_out == 0) EndWhole(index);
+  }
+  while (IoRequest* request = stream_->Next()) {
+    request->status = Status(code, why);
+    stream_->Done(*request);
+  }
 }
 
 void UringBlockIo::FillRing() {
-  while (in_flight_ < kMaxIoInFlight) {
+  while (!free_parts_.empty()) {
     if (!again_.empty()) {
-      const uint32_t index = again_.back();
+      const uint32_t part = again_.back();
       again_.pop_back();
-      Submit(index);
-    } else if (next_ < requests_.size()) {
-      requests_[next_].status = Status(Code::kPending, "in flight");
-      Submit(next_++);
+      Submit(part);
+    } else if (splitting_.has_value() || TakeNext()) {
+      SubmitPartOf(*splitting_);
     } else {
       return;
     }
   }
 }
 
+bool UringBlockIo::TakeNext() {
+  IoRequest* request = stream_->Next();
+  if (request == nullptr) return false;
+  KVTIER_CHECK(!free_wholes_.empty());  // each has a part
+  splitting_ = free_wholes_.back();
+  free_wholes_.pop_back();
+  wholes_[*splitting_] = {.request = request, .status = {}};
+  return true;
+}
+
+void UringBlockIo::SubmitPartOf(uint32_t index) {
+  Whole& whole = wholes_[index];
+  const uint32_t part = free_parts_.back();
+  free_parts_.pop_back();
+  const uint64_t at = whole.split_bytes, bytes = whole.request->memory.size();
+  const uint64_t part_bytes = std::min(kPartBytes, bytes - at);
+  parts_[part] = {.io = {.op = whole.request->op,
+                         .fd = whole.request->fd,
+                         .offset = whole.request->offset + at,
+                         .memory = whole.request->memory.subspan(at, part_bytes),
+                         .status = Status(Code::kPending, "in flight")},
+                  .progress = {},
+                  .whole = index};
+  ++whole.parts_out;
+  whole.split_bytes += part_bytes;
+  if (whole.split_bytes == bytes) splitting_.reset();
+  Submit(part);
+}
+
+/// The part has its status: its entry is free, and with the last one its request is done.
+void UringBlockIo::EndPart(uint32_t index) {
+  Part& part = parts_[index];
+  Whole& whole = wholes_[part.whole];
+  if (whole.status.ok()) whole.status = std::move(part.io.status);
+  part.io.status = Status::Ok();
+  free_parts_.push_back(index);
+  if (--whole.parts_out == 0 && splitting_ != part.whole) EndWhole(part.whole);
+}
+
+void UringBlockIo::EndWhole(uint32_t index) {
+  IoRequest& request = *wholes_[index].request;
+  request.status = std::move(wholes_[index].status);
+  free_wholes_.push_back(index);
+  stream_->Done(request);
+}
+
 void UringBlockIo::Submit(uint32_t index) {
-  const IoRequest& request = requests_[index];
-  const uint64_t done = progress_[index].done_bytes;
-  std::byte* memory = request.memory.data() + done;
-  const auto bytes = static_cast<unsigned>(request.memory.size() - done);
+  const auto& [io, progress, whole] = parts_[index];
+  const uint64_t done = progress.done_bytes;
+  std::byte* memory = io.memory.data() + done;
+  const auto bytes = static_cast<unsigned>(io.memory.size() - done);
   io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
   KVTIER_CHECK(entry != nullptr);
-  switch (request.op) {
+  switch (io.op) {
     case IoRequest::Op::kRead:
-      io_uring_prep_read(entry, request.fd, memory, bytes, request.offset + done);
+      io_uring_prep_read(entry, io.fd, memory, bytes, io.offset + done);
       break;
     case IoRequest::Op::kWrite:
-      io_uring_prep_write(entry, request.fd, memory, bytes, request.offset + done);
+      io_uring_prep_write(entry, io.fd, memory, bytes, io.offset + done);
       break;
     case IoRequest::Op::kDataSync:
-      io_uring_prep_fsync(entry, request.fd, IORING_FSYNC_DATASYNC);
+      io_uring_prep_fsync(entry, io.fd, IORING_FSYNC_DATASYNC);
       break;
   }
   io_uring_sqe_set_data64(entry, index);
@@ -236,13 +312,16 @@ void UringBlockIo::SubmitCancel() {
   ++in_flight_;
 }
 
-/// Submits what is in the ring and waits for one completion. Returns 0 (also at the deadline) or an errno.
+/// Submits what is in the ring and waits for a completion, or for a few where many are to come. Returns 0
+/// (also at the deadline) or an errno.
 int UringBlockIo::Enter(TimePoint deadline) {
+  const unsigned few = expired_ ? 1 : 1 + in_flight_ / kInFlightPerWait;
   const Duration left = deadline - std::chrono::steady_clock::now();
-  const int64_t wait_ns = std::clamp<int64_t>(left.count(), 0, kMaxWait.count());
+  const Duration longest = few == 1 ? kMaxWait : kMaxWaitForFew;
+  const int64_t wait_ns = std::clamp<int64_t>(left.count(), 0, longest.count());
   __kernel_timespec timeout{.tv_sec = wait_ns / 1'000'000'000, .tv_nsec = wait_ns % 1'000'000'000};
   io_uring_cqe* ignored = nullptr;
-  const int returned = io_uring_submit_and_wait_timeout(ring_.get(), &ignored, 1, &timeout, nullptr);
+  const int returned = io_uring_submit_and_wait_timeout(ring_.get(), &ignored, few, &timeout, nullptr);
   return returned >= 0 || returned == -ETIME ? 0 : -returned;
 }
 
@@ -256,11 +335,14 @@ void UringBlockIo::Reap() {
     --in_flight_;
     if (tag == kCancelTag) continue;
     const auto index = static_cast<uint32_t>(tag);
+    Part& part = parts_[index];
     if (returned == -ECANCELED) {
-      requests_[index].status = Status(Code::kDeadlineExceeded, "I/O cancelled at its deadline");
-    } else if (AdvanceRequest(requests_[index], progress_[index], returned) == IoStep::kAgain) {
+      part.io.status = Status(Code::kDeadlineExceeded, "I/O cancelled at its deadline");
+    } else if (AdvanceRequest(part.io, part.progress, returned) == IoStep::kAgain) {
       again_.push_back(index);
+      continue;
     }
+    EndPart(index);
   }
 }
 
