@@ -77,8 +77,37 @@ bool EngineImpl::Handle(Acquire& c) {
     break;
   }
   op.reply = std::move(c.reply);
+  const bool lease_is_full = op.stopped_by == Code::kResourceExhausted;
   CloseAcquireWalk(op, session, c);
+  if (lease_is_full) ReadAhead(session, c, cursor_);
   return true;
+}
+
+/// What follows a run that was as long as the lease may be is asked for next: what of it stands on cold tiers
+/// comes up meanwhile.
+void EngineImpl::ReadAhead(const Session& session, const Acquire& c, size_t from) {
+  const size_t end = std::min(c.keys.size(), from + kReadAheadBlocks);
+  for (size_t i = from; i < end && budget_ > 0; ++i) {
+    --budget_;
+    Code why = Code::kOk;
+    const EntryId id = FindReadable(session, c.model, c.keys[i], why);
+    if (id == kNoEntry) return;
+    const Entry& entry = table_.at(id);
+    const bool up = std::ranges::any_of(ladder_.tiers(), [&](const Tier& tier) {
+      return tier.host() && table_.copy(entry, tier.id).state != CopyState::kAbsent;
+    });
+    if (up) continue;
+    const TierId source = BestSource(entry);
+    const std::optional<TierId> target = PromotionTarget(entry, source);
+    if (!target) return;
+    StartTransfer({.entry = id,
+                   .purpose = Purpose::kPromote,
+                   .from = source,
+                   .to = *target,
+                   .deadline = now_ + kBackgroundDeadline,
+                   .staged = std::nullopt,
+                   .waiter = std::nullopt});
+  }
 }
 
 bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,

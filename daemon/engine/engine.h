@@ -99,5 +99,7 @@ class Engine {
 
 inline constexpr TimePoint kNoTime = TimePoint::max();
 inline constexpr uint32_t kKeysPerStep = 512;
+/// Of a chain, that come up from cold tiers after an acquire whose lease is full.
+inline constexpr size_t kReadAheadBlocks = 16;
 
 }  // namespace kvtier

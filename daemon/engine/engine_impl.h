@@ -122,6 +122,7 @@ class EngineImpl final : public Engine {
   bool StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Item& item, Waiter waiter);
   Precision MostToRead(const AcquireOp& op, const Entry& entry, TierId from) const;
   void DropLesserCopies(EntryId id, Precision least);
+  void ReadAhead(const Session& session, const Acquire& c, size_t from);
   std::optional<TierId> PromotionTarget(const Entry& entry, TierId from) const;
   void OnAcquireTransfer(const Waiter& waiter, const Transfer& transfer, const Status& status);
   void CutAcquire(AcquireOp& op, Session& session, size_t at, Code why);

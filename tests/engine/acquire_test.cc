@@ -239,5 +239,39 @@ TEST_F(AcquireTest, AnAcquireOfNothingGrantsNoLease) {
   EXPECT_EQ(harness.metrics().leases_granted.Get(), 0u);
 }
 
+TEST(ReadAhead, WhatFollowsAFullLeaseComesUpMeanwhileAndNoMore) {
+  LadderFixture ladder({.tiers = {HostTier("warm", 512 * kKiB, CodecId::kRaw16),
+                                  ColdTier("cold", 8 * kMiB, 256 * kKiB, CodecId::kKv2p)},
+                        .limits = {.lease_share = 0.05}});
+  for (uint64_t number = 1; number <= 100; ++number) ladder.PutCodes(number, 1);
+  ladder.harness.Settle();
+  const auto cold = [&](uint64_t first, uint64_t count) {
+    const auto reply =
+        ladder.harness.LookupKeys(ladder.session, ladder.model, ladder.harness.ChainKeysOf(first, count));
+    return std::ranges::count_if(reply->run, [](const auto& block) { return block.tier == TierId{1}; });
+  };
+  constexpr uint64_t kAsked = 40;
+  ASSERT_EQ(cold(1, kAsked), kAsked) << "the oldest have gone down";
+  const AcquireReply reply = *ladder.Acquire(1, 1, kAsked);
+  ASSERT_EQ(reply.stopped_by, Code::kResourceExhausted);
+  const uint64_t next = 1 + reply.run.size();
+  ASSERT_LT(next + kReadAheadBlocks, kAsked);
+  ladder.harness.Settle();
+  EXPECT_EQ(cold(next, kReadAheadBlocks), 0);
+  EXPECT_EQ(cold(next + kReadAheadBlocks, 1), 1);
+  ladder.harness.engine().CheckInvariants();
+}
+
+TEST(ReadAhead, NothingIsReadAheadOfALeaseThatHoldsAll) {
+  LadderFixture ladder({.tiers = {HostTier("warm", 512 * kKiB, CodecId::kRaw16),
+                                  ColdTier("cold", 8 * kMiB, 256 * kKiB, CodecId::kKv2p)},
+                        .limits = {.lease_share = 1.0}});
+  for (uint64_t number = 1; number <= 60; ++number) ladder.PutCodes(number, 1);
+  ladder.harness.Settle();
+  ASSERT_EQ(ladder.Acquire(1, 1, 2)->run.size(), 2u);
+  ladder.harness.Settle();
+  EXPECT_EQ(ladder.harness.metrics().moves[1][0].blocks.Get(), 2u);
+}
+
 }  // namespace
 }  // namespace kvtier
