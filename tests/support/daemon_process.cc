@@ -58,6 +58,8 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
                  const DaemonSettings& settings) {
   std::ofstream out(path);
   out << "[server]\nsocket = \"" << socket << "\"\n";
+  // For whole test programs: how the daemons do their file I/O.
+  if (const char* io = std::getenv("KVTIER_TEST_IO"); io != nullptr) out << "io = \"" << io << "\"\n";
   if (settings.hot_bytes > 0) {
     out << "[tier.hot]\nmedium = \"host\"\ncodec = \"" << settings.hot_codec
         << "\"\ncapacity = " << settings.hot_bytes << "\n";
