@@ -60,6 +60,7 @@ class Samples {
   double Percentile(double percent) const;
   double Median() const { return Percentile(50); }
   double Max() const { return Percentile(100); }
+  double Last() const { return values_.back(); }
 
  private:
   std::vector<double> values_;

@@ -17,6 +17,9 @@ struct StorageOptions {
 
 /// Gets and puts by size and depth beside fio on the same file system, in the same rounds.
 void MeasureStorageTransfers(const StorageOptions& options, Report& report);
+/// How long a read takes while the device has all the writes that the engine lets it have, beside an idle
+/// one.
+void MeasureStorageReadsUnderWrites(const StorageOptions& options, Report& report);
 /// Start of a store by its index, and without it by a scan.
 void MeasureStorageRecovery(const StorageOptions& options, Report& report);
 

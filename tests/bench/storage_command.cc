@@ -14,7 +14,7 @@ void AddStorage(CLI::App& app, int& exit_status) {
   storage->add_option("--folder", options->folder, "Where to write; some 12 GiB, removed at the end")
       ->check(CLI::ExistingDirectory);
   storage->add_option("--only", options->only, "One part")
-      ->check(CLI::IsMember({"transfers", "recovery", "amplification"}));
+      ->check(CLI::IsMember({"transfers", "latency", "recovery", "amplification"}));
   storage->add_option("--workers", options->workers, "Transfer workers, instead of the daemon's default")
       ->check(CLI::Range(1, 64));
   storage->add_option("--block-kib", options->block_kib, "Blocks of this size alone, a multiple of 64")
@@ -26,6 +26,7 @@ void AddStorage(CLI::App& app, int& exit_status) {
   storage->callback([options, &exit_status] {
     Report report("storage");
     if (options->only.empty() || options->only == "transfers") MeasureStorageTransfers(*options, report);
+    if (options->only.empty() || options->only == "latency") MeasureStorageReadsUnderWrites(*options, report);
     if (options->only.empty() || options->only == "recovery") MeasureStorageRecovery(*options, report);
 #ifdef KVTIER_BENCH_LADDER
     if (options->only.empty() || options->only == "amplification")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -16,6 +17,9 @@ constexpr uint64_t kSegmentBytes = uint64_t{64} << 20;
 /// More than a job may take on any device that is worth a measurement.
 constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr size_t kQueue = 1024;
+/// As the engine bounds what goes down into a cold tier, and the part of it that is being written.
+constexpr uint32_t kMaxUncommitted = 32;
+constexpr uint32_t kMaxWritesOfEngine = 24;
 constexpr uint32_t kSeed = 7;
 
 double CpuSeconds() {
@@ -111,29 +115,102 @@ MoveOrder StorageRig::OrderOf(uint32_t block) const {
   return order;
 }
 
-/// Keeps `depth` jobs in flight. submit(i, lane) pushes the i-th; jobs in flight have lanes of their own.
-/// A completion of a job that goes on (it was committed next) comes back from submit's own bookkeeping.
-template <typename Submit>
-Result<StorageRun> StorageRig::Drive(uint32_t count, uint32_t depth, const Submit& submit) {
+MoveOrder StorageRig::PutOrder(uint32_t block) const {
+  MoveOrder order = OrderOf(block);
+  order.staged = StagedSource{nullptr, raw_};
+  order.target = places_[block];
+  order.target_medium = store_.get();
+  return order;
+}
+
+MoveOrder StorageRig::GetOrder(uint32_t block, uint32_t lane) {
+  MoveOrder order = OrderOf(block);
+  order.source = places_[block];
+  order.source_medium = store_.get();
+  order.target = {.tier = arena_.tier,
+                  .container = arena_.id.value,
+                  .slot = lane,
+                  .offset = ArenaHeaderBytes(arena_.slots) + lane * arena_.slot_bytes,
+                  .bytes = arena_.slot_bytes,
+                  .epoch = arenas_.ReadEpoch(arena_.id, lane).value() + 1};
+  order.target_medium = &arenas_;
+  return order;
+}
+
+void StorageRig::Commit(uint32_t block, const Completion& written) {
+  ColdCommit item{.identity = OrderOf(block).identity,
+                  .meta = {},
+                  .place = places_[block],
+                  .codec = written.outcome.codec,
+                  .image_bytes = written.outcome.image_bytes};
+  KVTIER_CHECK(cold_jobs_.TryPush(ColdJob{.id = written.id, .work = CommitJob{kCold, std::move(item)}}));
+}
+
+Status StorageRig::PlaceMore(uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    const std::optional<Place> place = allocator_->Append(record_bytes_, places_.size());
+    if (!place) return Status(Code::kResourceExhausted, "the store is full");
+    places_.push_back(*place);
+  }
+  return Status::Ok();
+}
+
+Result<Completion> StorageRig::Await() {
+  std::optional<Completion> completion = completions_.PopUntil(SteadyClock{}.Now() + kPatience);
+  if (!completion) return Status(Code::kDeadlineExceeded, "a job did not end");
+  KVTIER_TRY(completion->status);
+  return *std::move(completion);
+}
+
+Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
+  const auto first = static_cast<uint32_t>(places_.size());
+  KVTIER_TRY(PlaceMore(count));
+  StorageRun run;
+  std::vector<double> began(count);
+  uint32_t next = 0, written = 0, done = 0;
+  std::vector<bool> committing(count);
+  const double cpu = CpuSeconds(), start = NowSeconds();
+  while (done < count) {
+    for (; next < count && next - written < depth && next - done < kMaxUncommitted; ++next) {
+      began[next] = NowSeconds();
+      KVTIER_CHECK(jobs_.TryPush(Job{.id = JobId{next}, .work = MoveJob{PutOrder(first + next)}}));
+    }
+    KVTIER_ASSIGN(const Completion completion, Await());
+    const auto i = static_cast<uint32_t>(completion.id.value);
+    if (!committing[i]) {
+      committing[i] = true;
+      ++written;
+      Commit(first + i, completion);
+      continue;
+    }
+    run.latency_us.Add((NowSeconds() - began[i]) * 1e6);
+    ++done;
+  }
+  run.seconds = NowSeconds() - start;
+  run.cpu_seconds = CpuSeconds() - cpu;
+  run.bytes = count * record_bytes_;
+  return run;
+}
+
+Result<StorageRun> StorageRig::Get(uint32_t count, uint32_t depth) {
   KVTIER_CHECK(depth > 0 && depth <= arena_.slots);
+  const auto stored = static_cast<uint32_t>(places_.size());
+  std::mt19937 random(kSeed);
   StorageRun run;
   std::vector<double> began(depth);
-  std::vector<uint32_t> free_lanes;
-  for (uint32_t lane = depth; lane > 0; --lane) free_lanes.push_back(lane - 1);
+  std::vector<uint32_t> free_lanes(depth);
+  std::iota(free_lanes.rbegin(), free_lanes.rend(), 0);
   uint32_t next = 0, done = 0;
   const double cpu = CpuSeconds(), start = NowSeconds();
   while (done < count) {
-    while (next < count && !free_lanes.empty()) {
+    for (; next < count && !free_lanes.empty(); ++next) {
       const uint32_t lane = free_lanes.back();
       free_lanes.pop_back();
       began[lane] = NowSeconds();
-      submit.Begin(next++, lane);
+      KVTIER_CHECK(jobs_.TryPush(Job{.id = JobId{lane}, .work = MoveJob{GetOrder(random() % stored, lane)}}));
     }
-    std::optional<Completion> completion = completions_.PopUntil(SteadyClock{}.Now() + kPatience);
-    if (!completion) return Status(Code::kDeadlineExceeded, "a job did not end");
-    KVTIER_TRY(completion->status);
-    const auto lane = static_cast<uint32_t>(completion->id.value);
-    if (submit.GoesOn(*completion, lane)) continue;
+    KVTIER_ASSIGN(const Completion completion, Await());
+    const auto lane = static_cast<uint32_t>(completion.id.value);
     run.latency_us.Add((NowSeconds() - began[lane]) * 1e6);
     free_lanes.push_back(lane);
     ++done;
@@ -144,68 +221,48 @@ Result<StorageRun> StorageRig::Drive(uint32_t count, uint32_t depth, const Submi
   return run;
 }
 
-Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
-  struct Submit {
-    StorageRig& rig;
-    uint32_t first;
-    mutable std::vector<std::pair<uint32_t, bool>>
-        lanes;  ///< block in the lane, whether it is being committed
-
-    void Begin(uint32_t i, uint32_t lane) const {
-      MoveOrder order = rig.OrderOf(first + i);
-      order.staged = StagedSource{nullptr, rig.raw_};
-      order.target = rig.places_[first + i];
-      order.target_medium = rig.store_.get();
-      lanes[lane] = {first + i, false};
-      KVTIER_CHECK(rig.jobs_.TryPush(Job{.id = JobId{lane}, .work = MoveJob{std::move(order)}}));
+Result<StorageRun> StorageRig::GetWhileWriting(uint32_t count) {
+  constexpr JobId kRead{uint64_t{1} << 32};
+  KVTIER_CHECK(places_.size() > kMaxUncommitted);
+  const auto others = static_cast<uint32_t>(places_.size() - kMaxUncommitted);
+  std::mt19937 random(kSeed);
+  StorageRun run;
+  std::vector<uint32_t> idle, writing, committing;  // blocks that are written again and again
+  for (uint32_t i = 0; i < kMaxUncommitted; ++i) idle.push_back(others + i);
+  uint32_t begun = 0, done = 0, wrote = 0;
+  double began = 0;
+  const double start = NowSeconds();
+  while (done < count || idle.size() < kMaxUncommitted) {
+    while (done < count && !idle.empty() && writing.size() < kMaxWritesOfEngine) {
+      writing.push_back(idle.back());
+      idle.pop_back();
+      const uint32_t block = writing.back();
+      KVTIER_CHECK(jobs_.TryPush(Job{.id = JobId{block}, .work = MoveJob{PutOrder(block)}}));
     }
-    bool GoesOn(const Completion& completion, uint32_t lane) const {
-      auto& [block, committing] = lanes[lane];
-      if (committing) return false;
-      committing = true;
-      const MoveOrder order = rig.OrderOf(block);
-      ColdCommit item{.identity = order.identity,
-                      .meta = {},
-                      .place = rig.places_[block],
-                      .codec = completion.outcome.codec,
-                      .image_bytes = completion.outcome.image_bytes};
-      KVTIER_CHECK(
-          rig.cold_jobs_.TryPush(ColdJob{.id = completion.id, .work = CommitJob{kCold, std::move(item)}}));
-      return true;
+    if (begun == done && done < count && wrote > 0) {
+      ++begun;
+      began = NowSeconds();
+      KVTIER_CHECK(jobs_.TryPushUrgent(Job{.id = kRead, .work = MoveJob{GetOrder(random() % others, 0)}}));
     }
-  };
-  const auto first = static_cast<uint32_t>(places_.size());
-  for (uint32_t i = 0; i < count; ++i) {
-    const std::optional<Place> place = allocator_->Append(record_bytes_, first + i);
-    if (!place) return Status(Code::kResourceExhausted, "the store is full");
-    places_.push_back(*place);
+    KVTIER_ASSIGN(const Completion completion, Await());
+    if (completion.id == kRead) {
+      run.latency_us.Add((NowSeconds() - began) * 1e6);
+      ++done;
+      continue;
+    }
+    const auto block = static_cast<uint32_t>(completion.id.value);
+    if (std::erase(writing, block) > 0) {
+      committing.push_back(block);
+      Commit(block, completion);
+      ++wrote;
+    } else {
+      std::erase(committing, block);
+      idle.push_back(block);
+    }
   }
-  return Drive(count, depth, Submit{*this, first, std::vector<std::pair<uint32_t, bool>>(depth)});
-}
-
-Result<StorageRun> StorageRig::Get(uint32_t count, uint32_t depth) {
-  struct Submit {
-    StorageRig& rig;
-    mutable std::mt19937 random{kSeed};
-    mutable uint64_t epoch = 0;
-
-    void Begin(uint32_t, uint32_t lane) const {
-      const uint32_t block = static_cast<uint32_t>(random() % rig.places_.size());
-      MoveOrder order = rig.OrderOf(block);
-      order.source = rig.places_[block];
-      order.source_medium = rig.store_.get();
-      order.target = {.tier = rig.arena_.tier,
-                      .container = rig.arena_.id.value,
-                      .slot = lane,
-                      .offset = ArenaHeaderBytes(rig.arena_.slots) + lane * rig.arena_.slot_bytes,
-                      .bytes = rig.arena_.slot_bytes,
-                      .epoch = rig.arenas_.ReadEpoch(rig.arena_.id, lane).value() + 1};
-      order.target_medium = &rig.arenas_;
-      KVTIER_CHECK(rig.jobs_.TryPush(Job{.id = JobId{lane}, .work = MoveJob{std::move(order)}}));
-    }
-    bool GoesOn(const Completion&, uint32_t) const { return false; }
-  };
-  return Drive(count, depth, Submit{*this});
+  run.seconds = NowSeconds() - start;
+  run.bytes = count * record_bytes_;
+  return run;
 }
 
 }  // namespace kvtier::bench

@@ -39,10 +39,14 @@ class StorageRig {
   static Result<std::unique_ptr<StorageRig>> Make(const Options& options);
   ~StorageRig();
 
-  /// Stores `count` new blocks with at most `depth` of them in flight; each ends when it is committed.
+  /// Stores `count` new blocks with at most `depth` of them being written, and ends when all are committed.
+  /// As in the daemon, commits run beside the writes, and latency is up to the commit.
   Result<StorageRun> Put(uint32_t count, uint32_t depth);
   /// Brings `count` stored blocks, picked at random, into host memory: read, verified, copied.
   Result<StorageRun> Get(uint32_t count, uint32_t depth);
+  /// Get, one at a time and ahead of the writes, while as many stored blocks are being written again as the
+  /// engine lets go down at once. Figures are of the reads.
+  Result<StorageRun> GetWhileWriting(uint32_t count);
 
   uint64_t record_bytes() const { return record_bytes_; }
   bool direct_io() const { return store_->direct_io(); }
@@ -52,8 +56,11 @@ class StorageRig {
   explicit StorageRig(const Options& options);
   Status Start();
   MoveOrder OrderOf(uint32_t block) const;
-  template <typename Submit>
-  Result<StorageRun> Drive(uint32_t count, uint32_t depth, const Submit& submit);
+  MoveOrder GetOrder(uint32_t block, uint32_t lane);
+  Result<Completion> Await();
+  MoveOrder PutOrder(uint32_t block) const;
+  void Commit(uint32_t block, const Completion& written);
+  Status PlaceMore(uint32_t count);
 
   const Options options_;
   const uint32_t workers_count_;
