@@ -151,6 +151,9 @@ TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
     const auto around_steps = [&](size_t i) {  // quotients on and beside half a step
       return Narrow(i % 32 < 2 ? (i % 2 ? 15.0f : 0.0f) : static_cast<float>(random() % 31) * 0.5f, dtype);
     };
+    const auto few_subnormals = [&](size_t i) {  // half of the K channels have a scale of zero, not one value
+      return static_cast<uint16_t>(random() & (i % 2 == 0 ? 7 : 31));
+    };
     for (const auto& [k_dim, v_dim, tokens, nraw] :
          {std::tuple(128, 128, 64, 0), std::tuple(80, 96, 37, 1), std::tuple(64, 192, 9, 4)}) {
       const BlockShape shape = Shape(1, k_dim, v_dim, tokens, nraw, k_dim / 2, dtype);
@@ -162,6 +165,7 @@ TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
       ExpectPortableBytes(shape, Raw(shape, constant));
       ExpectPortableBytes(shape, Raw(shape, one_hot));
       ExpectPortableBytes(shape, Raw(shape, around_steps));
+      ExpectPortableBytes(shape, Raw(shape, few_subnormals));
     }
   }
 }
