@@ -7,7 +7,6 @@
 #include "kernels/numerics.h"
 #include "tiers/cold_tail.h"
 #include "tiers/image.h"
-#include "tiers/image_header.h"
 #include "tiers/layer_crew.h"
 #include "tiers/place.h"
 
@@ -16,6 +15,9 @@ namespace {
 
 /// Below that a helper is hardly awake when the block is done.
 constexpr uint64_t kSharedBlockBytes = uint64_t{1} << 20;
+/// What a core's own cache holds on every CPU of interest. A smaller image stays in it: past it, copies
+/// within it would be less than half as fast, and so would whoever reads the image next.
+constexpr uint64_t kOwnCacheBytes = uint64_t{2} << 20;
 
 /// An image under construction: where its parts go, and its table.
 struct Draft {
@@ -55,6 +57,10 @@ struct Draft {
     }
     return parts;
   }
+  /// Copies into a part and returns the crc of what arrived.
+  uint32_t Copy(std::span<const std::byte> from, std::span<std::byte> to) const {
+    return layout.image_bytes > kOwnCacheBytes ? StreamAndCrc32c(from, to) : CopyAndCrc32c(from, to);
+  }
   void Checksum(size_t layer) {
     const LayerParts parts = Parts(layer);
     for (int region = 0; region < kRegions; ++region) table[layer].crc[region] = Crc32c(parts.part[region]);
@@ -81,7 +87,22 @@ Status Draft::ForEachLayer(const Body& body) const {
 }
 
 void Draft::WriteHeader() {
-  ImageHeader header = HeaderOf(identity, shape, codec.id);
+  ImageHeader header{};
+  header.magic = kImageMagic;
+  header.version = kImageVersion;
+  header.codec = static_cast<uint8_t>(codec.id);
+  header.dtype = static_cast<uint8_t>(shape.dtype);
+  header.flags = IsPlaneFamily(codec.id) ? kImageFlagRotatedV : 0;
+  header.tokens = shape.tokens;
+  header.layers = shape.layers;
+  header.kv_heads = shape.kv_heads;
+  header.k_dim = shape.k_dim;
+  header.v_dim = shape.v_dim;
+  header.nraw = shape.nraw;
+  header.nb = shape.nb;
+  header.first_position = identity.first_position;
+  header.key = identity.key.bytes;
+  header.name_space = identity.name_space.bytes;
   header.image_bytes = layout.image_bytes;
   header.base_bytes = layout.base_bytes;
   header.header_crc = Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(ImageHeader, header_crc)));
@@ -110,7 +131,7 @@ void StoreRawLayer(Draft& draft, size_t layer, std::span<const std::byte> raw) {
   KVTIER_CHECK(base.size() >= raw.size());
   const std::span<std::byte> padding = base.subspan(raw.size());
   std::ranges::fill(padding, std::byte{0});
-  const uint32_t crc = StreamAndCrc32c(raw, base.first(raw.size()));
+  const uint32_t crc = draft.Copy(raw, base.first(raw.size()));
   draft.table[layer].crc[static_cast<int>(Region::kBase)] = ContinueCrc32c(crc, padding);
 }
 
@@ -178,7 +199,7 @@ BuiltImage StoreRawBlock(Draft& draft, std::span<const std::byte> raw) {
 Status CopyPart(const ImageView& source, Draft& draft, size_t layer, int region) {
   const std::span<const std::byte> from = source.Parts(static_cast<uint16_t>(layer)).part[region];
   const std::span<std::byte> to = draft.Parts(layer).part[region];
-  const uint32_t crc = StreamAndCrc32c(from, to);
+  const uint32_t crc = draft.Copy(from, to);
   draft.table[layer].crc[region] = crc;
   if (crc == source.table[layer].crc[region]) return Status::Ok();
   return Status(Code::kDataLoss,
