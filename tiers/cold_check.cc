@@ -69,18 +69,19 @@ class Check {
 
   void CheckSegment(const std::string& path, uint32_t number) {
     ++out_.segments;
-    ColdSegments::File file{UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC))};
+    // NONBLOCK: whatever has that name, a check ends.
+    ColdSegments::File file{UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
     struct stat info {};
     AlignedBuffer buffer;
     FileSegmentBytes bytes(file, io_);
-    const bool opens = file.fd.valid() && ::fstat(file.fd.get(), &info) == 0;
+    const bool opens = file.fd.valid() && ::fstat(file.fd.get(), &info) == 0 && S_ISREG(info.st_mode);
     const auto file_bytes = static_cast<uint64_t>(info.st_size);
     Result<std::span<const std::byte>> block(Code::kDataLoss, "shorter than its header");
     if (opens && file_bytes >= kColdSegmentHeaderBytes)
       block = bytes.Read(0, kColdSegmentHeaderBytes, buffer);
     if (!block.ok()) {
       ++out_.damaged_headers;
-      return Damaged(path + ": header: " + (opens ? block.status().message() : "cannot be opened"));
+      return Damaged(path + ": header: " + (opens ? block.status().message() : "no file that can be opened"));
     }
     SegmentHeader header;
     std::memcpy(&header, block->data(), sizeof(header));

@@ -44,13 +44,14 @@ struct ColdRepair {
   uint64_t blocks = 0;            ///< that are there afterwards
   uint64_t marked_dead = 0;       ///< damaged records and those of models that are not there
   uint64_t headers_repaired = 0;  ///< of segments, from the index
-  uint64_t headers_lost = 0;      ///< segments that the next daemon empties
-  uint64_t removed_files = 0;     ///< leftovers
+  uint64_t headers_lost = 0;      ///< segments that are empty now
+  uint64_t removed_files = 0;     ///< leftovers, and damaged files of models
 };
 
-/// Builds the index anew from the segments, marks records dead that cannot be read, removes leftovers. A
-/// block that was sound before is there afterwards. Takes the store's lock. Errors: as CheckColdStore, and
-/// kResourceExhausted.
+/// Builds the index anew from the segments, and FORMAT where it is damaged (RestoreColdFormat); marks records
+/// dead that cannot be read, gives truncated segments their size back, removes leftovers. A block that was
+/// sound before is there afterwards, and the store is sound. Takes the store's lock. Errors: as
+/// CheckColdStore, and kResourceExhausted.
 Result<ColdRepair> RepairColdStore(const std::string& path);
 
 }  // namespace kvtier

@@ -4,14 +4,18 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "tiers/base/aligned_buffer.h"
 #include "tiers/cold_io.h"
+#include "tiers/cold_segments.h"
 #include "tiers/crc32c.h"
 
 namespace kvtier {
@@ -73,6 +77,11 @@ Result<StoreUuid> FormatUuid(std::string_view text) {
   return uuid;
 }
 
+bool HasSoundCrc(std::string_view text) {
+  const Result<uint64_t> crc = FormatNumber(text, "crc32c");
+  return crc.ok() && *crc == TextCrc(text.substr(0, text.rfind("crc32c ")));
+}
+
 /// Errors: kFailedPrecondition (another version), kDataLoss.
 Result<ColdFormat> ParseFormat(std::string_view text) {
   if (!text.starts_with(kFormatTitle)) return Status(Code::kDataLoss, "FORMAT is not a cold store's");
@@ -82,9 +91,7 @@ Result<ColdFormat> ParseFormat(std::string_view text) {
                   "has format version " + std::to_string(version) + ", this program reads version " +
                       std::to_string(kColdFormatVersion) + ": give it an empty folder");
   }
-  KVTIER_ASSIGN(const uint64_t crc, FormatNumber(text, "crc32c"));
-  if (crc != TextCrc(text.substr(0, text.rfind("crc32c "))))
-    return Status(Code::kDataLoss, "FORMAT: checksum");
+  if (!HasSoundCrc(text)) return Status(Code::kDataLoss, "FORMAT: checksum");
   ColdFormat format;
   KVTIER_ASSIGN(format.segment_bytes, FormatNumber(text, "segment_bytes"));
   KVTIER_ASSIGN(format.uuid, FormatUuid(text));
@@ -102,16 +109,51 @@ Result<StoreUuid> ReadFormat(std::string_view text, uint64_t segment_bytes) {
   return format.uuid;
 }
 
+Status WriteFormat(const std::string& path, const ColdFormat& format) {
+  std::string text = std::string(kFormatTitle) + "version " + std::to_string(kColdFormatVersion) +
+                     "\nsegment_bytes " + std::to_string(format.segment_bytes) + "\nuuid " +
+                     ToHex(format.uuid) + "\n";
+  text += "crc32c " + std::to_string(TextCrc(text)) + "\n";
+  return WriteFileAtomically(path, text);
+}
+
 Result<StoreUuid> MakeFormat(const std::string& path, uint64_t segment_bytes) {
   StoreUuid uuid;
   if (::getrandom(uuid.data(), uuid.size(), 0) != static_cast<ssize_t>(uuid.size())) {
     return StatusFromErrno(errno, "random bytes");
   }
-  std::string text = std::string(kFormatTitle) + "version " + std::to_string(kColdFormatVersion) +
-                     "\nsegment_bytes " + std::to_string(segment_bytes) + "\nuuid " + ToHex(uuid) + "\n";
-  text += "crc32c " + std::to_string(TextCrc(text)) + "\n";
-  KVTIER_TRY(WriteFileAtomically(path, text));
+  KVTIER_TRY(WriteFormat(path, {.uuid = uuid, .segment_bytes = segment_bytes}));
   return uuid;
+}
+
+/// What a segment's header says of its store. Errors: kDataLoss (no sound header), I/O.
+Result<ColdFormat> FormatOfSegment(const std::string& path, uint32_t number) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return StatusFromErrno(errno, "open " + path);
+  SegmentHeader header;
+  const ssize_t got = ::pread(fd.get(), &header, sizeof(header), 0);
+  if (got < 0) return StatusFromErrno(errno, "read " + path);
+  if (got != static_cast<ssize_t>(sizeof(header))) return Status(Code::kDataLoss, "cut short");
+  KVTIER_TRY(CheckSegmentHeader(header, header.uuid, number, header.segment_bytes));
+  return ColdFormat{.uuid = header.uuid, .segment_bytes = header.segment_bytes};
+}
+
+/// What more than half of the segments say. Errors: kDataLoss (nothing is said so often), I/O.
+Result<ColdFormat> FormatOfSegments(const std::string& folder) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+  std::map<std::pair<StoreUuid, uint64_t>, size_t> votes;
+  size_t segments = 0;
+  for (const std::string& name : names) {
+    const Result<uint32_t> number = ParseSegmentName(name);
+    if (!number.ok()) continue;
+    ++segments;
+    const Result<ColdFormat> format = FormatOfSegment(folder + "/" + name, *number);
+    if (format.ok()) ++votes[{format->uuid, format->segment_bytes}];
+  }
+  for (const auto& [store, count] : votes) {
+    if (2 * count > segments) return ColdFormat{.uuid = store.first, .segment_bytes = store.second};
+  }
+  return Status(Code::kDataLoss, "FORMAT is damaged, and the segments do not say what stood there");
 }
 
 /// A folder without FORMAT must hold nothing but what an interrupted first start leaves.
@@ -215,6 +257,19 @@ Result<ColdFormat> ReadColdFormat(const std::string& path) {
   KVTIER_ASSIGN(const std::string text,
                 ReadWholeFile(path + "/" + std::string(kFormatName), kMaxFormatFileBytes));
   return ParseFormat(text);
+}
+
+Status RestoreColdFormat(const std::string& path) {
+  KVTIER_TRY(CheckIsFolder(path));
+  const std::string format_path = path + "/" + std::string(kFormatName);
+  const Result<std::string> text = ReadWholeFile(format_path, kMaxFormatFileBytes);
+  if (text.ok() && text->starts_with(kFormatTitle) && HasSoundCrc(*text)) return Status::Ok();
+  if (!text.ok() && text.status().code() != Code::kNotFound) return text.status();
+  Result<ColdFormat> format = FormatOfSegments(path + "/segments");
+  if (!format.ok() && !text.ok()) return text.status();  // not a cold store at all
+  if (!format.ok()) return format.status();
+  KVTIER_ASSIGN(const UniqueFd lock, TakeLock(path));
+  return WriteFormat(format_path, *format);
 }
 
 bool IsLeftover(std::string_view name) {

@@ -30,6 +30,10 @@ struct ColdFormat {
 };
 /// Errors: kNotFound, kFailedPrecondition (another version), kDataLoss.
 Result<ColdFormat> ReadColdFormat(const std::string& path);
+/// Writes FORMAT anew where it is missing or its checksum is wrong and more than half of the segments have
+/// sound headers that name one store. Nothing is done when FORMAT is sound, of whatever version. Errors:
+/// kDataLoss (no such headers), I/O.
+Status RestoreColdFormat(const std::string& path);
 /// Names of files that an interrupted step leaves, and of indexes that were moved aside: safe to remove.
 bool IsLeftover(std::string_view name);
 
@@ -44,12 +48,15 @@ Result<ColdFolder> OpenColdFolder(const ColdStoreOptions& options, BlockIo& io);
 Result<bool> ProbeDirectIo(const std::string& folder, bool allow_direct_io, BlockIo& io);
 
 /// The models of a store: one small file each, written whole and synced, because a scan cannot rebuild them.
-inline constexpr uint32_t kMaxColdModels = 4096;
 inline constexpr uint64_t kMaxModelFieldsBytes = uint64_t{1} << 20;
-Status WriteModelFile(const std::string& folder, const ModelRecord& model);
+/// Errors: kResourceExhausted (another model than the `max_models` that are there), kInvalidArgument, I/O.
+Status WriteModelFile(const std::string& folder, const ModelRecord& model,
+                      uint32_t max_models = kMaxColdModels);
 /// Damaged files are counted in `dropped` and left alone.
 Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint64_t& dropped);
 
+/// Removes those, but none that merely could not be read; how many there were.
+Result<uint64_t> RemoveDamagedModels(const std::string& folder);
 /// Removes files that a kill left half made.
 Status RemoveHalfMadeModels(const std::string& folder);
 

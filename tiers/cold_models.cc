@@ -36,19 +36,24 @@ std::string EncodeModel(const ModelRecord& model) {
   return bytes;
 }
 
-Result<ModelRecord> DecodeModel(std::string_view bytes) {
+/// `name`: the file's, which says the namespace again.
+Result<ModelRecord> DecodeModel(std::string_view bytes, std::string_view name) {
   ModelFileHeader header;
   if (bytes.size() < sizeof(header)) return Status(Code::kDataLoss, "model file: too short");
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (header.magic != kModelMagic || header.crc != FileCrc(bytes)) {
     return Status(Code::kDataLoss, "model file: checksum");
   }
-  return ModelRecord{.name_space = {header.name_space}, .fields = std::string(bytes.substr(sizeof(header)))};
+  ModelRecord model{.name_space = {header.name_space}, .fields = std::string(bytes.substr(sizeof(header)))};
+  if (name != model.name_space.ToHex() + std::string(kModelSuffix)) {
+    return Status(Code::kDataLoss, "model file: another's name");
+  }
+  return model;
 }
 
 }  // namespace
 
-Status WriteModelFile(const std::string& folder, const ModelRecord& model) {
+Status WriteModelFile(const std::string& folder, const ModelRecord& model, uint32_t max_models) {
   if (model.fields.size() > kMaxModelFieldsBytes) {
     return Status(Code::kInvalidArgument,
                   "model fields of " + std::to_string(model.fields.size()) + " bytes");
@@ -59,9 +64,8 @@ Status WriteModelFile(const std::string& folder, const ModelRecord& model) {
   if (present.ok() && *present == bytes) return Status::Ok();
   if (!present.ok() && present.status().code() == Code::kNotFound) {
     KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
-    if (names.size() >= kMaxColdModels) {
-      return Status(Code::kResourceExhausted,
-                    folder + " holds " + std::to_string(kMaxColdModels) + " models");
+    if (names.size() >= max_models) {
+      return Status(Code::kResourceExhausted, folder + " holds " + std::to_string(max_models) + " models");
     }
   }
   return WriteFileAtomically(path, bytes);
@@ -74,14 +78,29 @@ Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint6
     if (!name.ends_with(kModelSuffix)) continue;
     const Result<std::string> bytes =
         ReadWholeFile(folder + "/" + name, sizeof(ModelFileHeader) + kMaxModelFieldsBytes);
-    Result<ModelRecord> model = bytes.ok() ? DecodeModel(*bytes) : Result<ModelRecord>(bytes.status());
-    if (model.ok() && name == model->name_space.ToHex() + std::string(kModelSuffix)) {
+    Result<ModelRecord> model = bytes.ok() ? DecodeModel(*bytes, name) : Result<ModelRecord>(bytes.status());
+    if (model.ok()) {
       models.push_back(std::move(model).value());
     } else {
       ++dropped;
     }
   }
   return models;
+}
+
+Result<uint64_t> RemoveDamagedModels(const std::string& folder) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+  uint64_t removed = 0;
+  for (const std::string& name : names) {
+    if (!name.ends_with(kModelSuffix)) continue;
+    const std::string path = folder + "/" + name;
+    const Result<std::string> bytes = ReadWholeFile(path, sizeof(ModelFileHeader) + kMaxModelFieldsBytes);
+    if (!bytes.ok() && bytes.status().code() != Code::kOutOfRange) continue;  // it may be read another time
+    if (bytes.ok() && DecodeModel(*bytes, name).ok()) continue;
+    if (::unlink(path.c_str()) != 0) return StatusFromErrno(errno, "remove damaged " + path);
+    ++removed;
+  }
+  return removed;
 }
 
 Status RemoveHalfMadeModels(const std::string& folder) {

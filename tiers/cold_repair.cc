@@ -23,9 +23,10 @@ uint64_t CapacityFor(uint64_t segments, uint64_t segment_bytes) {
 
 Result<ColdStoreOptions> OptionsFor(const std::string& path) {
   KVTIER_ASSIGN(const ColdFormat format, ReadColdFormat(path));
-  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(path + "/segments"));
+  const Result<std::vector<std::string>> names = ListFolder(path + "/segments");
+  if (!names.ok() && names.status().code() != Code::kNotFound) return names.status();
   uint32_t segments = 1;
-  for (const std::string& name : names) {
+  for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
     const Result<uint32_t> number = ParseSegmentName(name);
     if (number.ok()) segments = std::max(segments, *number + 1);
   }
@@ -59,8 +60,10 @@ class Repair {
     out_.headers_lost = second.damaged_headers;
     out_.headers_repaired = first.damaged_headers - second.damaged_headers;
     KVTIER_TRY(BuryDamaged(segments, second.segments));
+    KVTIER_TRY(EmptyLost(segments, second.segments));
     KVTIER_TRY(BuryOrphans(segments, second.blocks));
     out_.blocks = second.blocks.size();
+    KVTIER_ASSIGN(out_.removed_files, RemoveDamagedModels(folder_.models()));
     KVTIER_TRY(RemoveLeftovers());
     KVTIER_TRY(index_->MarkClean());
     return out_;
@@ -91,6 +94,16 @@ class Repair {
     }
     out_.marked_dead += damaged.size();
     return MarkDead(damaged, segments, io_);
+  }
+
+  /// Nobody knows in which use a segment without a sound header is: as a daemon would, a new one is begun.
+  Status EmptyLost(ColdSegments& segments, std::span<const RecoveredSegment> found) {
+    uint64_t sequence = 0;
+    for (const RecoveredSegment& segment : found) sequence = std::max(sequence, segment.sequence);
+    for (const RecoveredSegment& segment : found) {
+      if (segment.sequence == 0) KVTIER_TRY(segments.Recycle(segment.number, ++sequence, io_));
+    }
+    return Status::Ok();
   }
 
   Status BuryOrphans(ColdSegments& segments, std::vector<RecoveredBlock>& blocks) {
@@ -139,6 +152,8 @@ class Repair {
 }  // namespace
 
 Result<ColdRepair> RepairColdStore(const std::string& path) {
+  const Status format = RestoreColdFormat(path);
+  if (!format.ok()) return format.WithContext("cold store " + path);
   Result<ColdStoreOptions> options = OptionsFor(path);
   if (!options.ok()) return options.status().WithContext("cold store " + path);
   KVTIER_ASSIGN(const std::unique_ptr<BlockIo> io, MakeBlockIo(BlockIoKind::kSync));

@@ -21,7 +21,9 @@ namespace {
 constexpr std::string_view kSuffix = ".seg";
 constexpr std::string_view kNewSuffix = ".seg.new";
 constexpr std::string_view kForeignSuffix = ".foreign";
+constexpr std::string_view kForeignPart = ".seg.foreign";
 constexpr uint32_t kMaxForeignNames = 100;
+constexpr uint64_t kStatBlockBytes = 512;
 constexpr size_t kNumberDigits = 8;
 
 std::string NumberText(uint32_t number) {
@@ -36,6 +38,19 @@ Status CheckSpace(const std::string& folder, uint64_t bytes) {
   if (::statvfs(folder.c_str(), &space) != 0) return StatusFromErrno(errno, "look at " + folder);
   if (space.f_bavail * space.f_frsize >= bytes) return Status::Ok();
   return Status(Code::kResourceExhausted, "no space for another segment in " + folder);
+}
+
+/// What the files that were set aside take of the disk.
+Result<uint64_t> ForeignBytes(const std::string& folder) {
+  KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
+  uint64_t bytes = 0;
+  for (const std::string& name : names) {
+    struct stat info {};
+    if (name.find(kForeignPart) == std::string::npos) continue;
+    if (::stat((folder + "/" + name).c_str(), &info) != 0) continue;
+    bytes += static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes;
+  }
+  return bytes;
 }
 
 /// Reserves the blocks where the file system can, else only sets the size.
@@ -99,6 +114,9 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
     if (!found.ok()) return found.status();
     all.push_back(*found);
   }
+  KVTIER_ASSIGN(const uint64_t foreign_bytes, ForeignBytes(options_.folder));
+  foreign_segments_ = static_cast<uint32_t>(std::min<uint64_t>(
+      (foreign_bytes + options_.segment_bytes - 1) / options_.segment_bytes, options_.segment_limit));
   std::lock_guard lock(mutex_);
   for (const Found& found : all) {
     segments_[found.number].state = State::kPresent;
@@ -128,7 +146,14 @@ Result<ColdSegments::Found> ColdSegments::Inspect(uint32_t number, BlockIo& io) 
   struct stat info {};
   if (::fstat(file->fd.get(), &info) != 0) return StatusFromErrno(errno, "stat " + PathOf(number));
   Found found{.number = number, .file_bytes = static_cast<uint64_t>(info.st_size)};
-  if (!S_ISREG(info.st_mode) || found.file_bytes < kColdSegmentHeaderBytes) return found;
+  if (!S_ISREG(info.st_mode)) return found;
+  if (found.file_bytes < options_.segment_bytes) {
+    // What is written behind the cut needs a file of full size, its space reserved. `found` still says where
+    // the cut was.
+    Allocate(file->fd.get(), options_.segment_bytes, PathOf(number))
+        .IgnoreBecause("where the disk is full a write into the segment says so, and a recycle tries again");
+  }
+  if (found.file_bytes < kColdSegmentHeaderBytes) return found;
 
   AlignedBuffer buffer;
   KVTIER_ASSIGN(std::span<std::byte> block, buffer.Reserve(kColdBlockBytes));
@@ -225,7 +250,8 @@ Result<ColdSegments::FilePtr> ColdSegments::OpenOrCreate(uint32_t number, uint64
       lock.unlock();
       return Open(number, sequence);
     }
-    if (present_ >= options_.segment_limit) {
+    // What was set aside takes room of the same capacity.
+    if (present_ + foreign_segments_ >= options_.segment_limit) {
       return Status(Code::kResourceExhausted,
                     "all " + std::to_string(options_.segment_limit) + " segments are in use");
     }

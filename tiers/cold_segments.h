@@ -48,8 +48,8 @@ class ColdSegments {
   explicit ColdSegments(Options options);
 
   /// Lists the folder and reads every header. Half-made files and those above the limit are removed; a sound
-  /// header of another store gets its file renamed to NAME.foreign, NAME.foreign-2 and so on. Errors:
-  /// kUnavailable, kPermissionDenied, kFailedPrecondition (no free name).
+  /// header of another store gets its file renamed to NAME.foreign, NAME.foreign-2 and so on; a truncated
+  /// file gets its size back. Errors: kUnavailable, kPermissionDenied, kFailedPrecondition (no free name).
   Result<std::vector<Found>> Load(BlockIo& io);
   /// Writes a new header over a damaged one.
   Status RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io);
@@ -100,7 +100,8 @@ class ColdSegments {
   void KeepOpen(Segment& segment, FilePtr file);
 
   const Options options_;
-  uint32_t foreign_ = 0;  ///< written by Load only
+  uint32_t foreign_ = 0;           ///< written by Load only
+  uint32_t foreign_segments_ = 0;  ///< that fit into what all files set aside take; likewise
   mutable std::atomic<uint64_t> metadata_bytes_{0};
   mutable std::mutex mutex_;
   std::condition_variable created_;

@@ -80,7 +80,9 @@ class FileColdStore final : public ColdStore, public DeviceMedium {
   void EndWrite(PartWrite& write) override;
 
   Result<ColdRecovery> Recover() override;
-  Status PutModel(const ModelRecord& model) override { return WriteModelFile(folder_.models(), model); }
+  Status PutModel(const ModelRecord& model) override {
+    return WriteModelFile(folder_.models(), model, ColdModelLimit(options_.capacity_bytes));
+  }
   Status Commit(std::span<const ColdCommit> items, BlockIo& io) override;
   Status Erase(std::span<const ColdCommit> items, BlockIo& io) override;
   Status RecycleSegment(uint32_t segment, uint64_t new_sequence, BlockIo& io) override;

@@ -24,6 +24,16 @@ constexpr uint64_t ColdIndexReserveBytes(uint64_t capacity_bytes) {
   return std::min(capacity_bytes / 16, (uint64_t{16} << 20) + capacity_bytes / 128);
 }
 
+/// Models that a store keeps, whatever its capacity.
+inline constexpr uint32_t kMaxColdModels = 4096;
+/// Models that a store of this capacity keeps: their files, a block of the disk each, take half of the
+/// reserve.
+constexpr uint32_t ColdModelLimit(uint64_t capacity_bytes) {
+  constexpr uint64_t kFileBytes = 4096;
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(ColdIndexReserveBytes(capacity_bytes) / 2 / kFileBytes, kMaxColdModels));
+}
+
 /// Segments that fit; their numbers are 0 .. this - 1. A file is made when its first record is written.
 constexpr uint32_t ColdSegmentLimit(uint64_t capacity_bytes, uint64_t segment_bytes) {
   return static_cast<uint32_t>(std::min<uint64_t>(

@@ -1,10 +1,12 @@
 #include "tiers/cold_check.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <map>
 
 #include "tests/tiers/cold_parts.h"
+#include "tiers/cold_folder.h"
 #include "tiers/cold_index.h"
 
 namespace kvtier {
@@ -70,6 +72,12 @@ class ColdCheckTest : public ColdStoreTest {
     EXPECT_EQ(recovery_.dropped_records, 0u);
     expect();
     store_.reset();
+  }
+  /// What the file takes of the disk.
+  uint64_t AllocatedBytes(uint32_t segment) const {
+    struct stat info {};
+    KVTIER_CHECK(::stat(SegmentPath(segment).c_str(), &info) == 0);
+    return static_cast<uint64_t>(info.st_blocks) * 512;
   }
   std::string ModelPath() const { return folder_.path() + "/models/" + TestNamespace().ToHex() + ".model"; }
 
@@ -216,6 +224,9 @@ TEST_F(ColdCheckTest, S44_TruncatedEmptyAndForeignSegmentsAreFound) {
   EXPECT_FALSE(check.sound());
   const ColdRepair repair = Repair();
   EXPECT_GE(repair.blocks, 3u);
+  const ColdCheck repaired = Check();
+  EXPECT_TRUE(repaired.sound()) << testing::PrintToString(repaired.damage);
+  for (const uint32_t number : {0u, 1u}) EXPECT_EQ(AllocatedBytes(number), kTestSegmentBytes) << number;
   recovery_ = OpenStore(folder_.path());
   for (uint64_t seed = 1; seed <= 3; ++seed) EXPECT_NE(Recovered(seed), nullptr) << seed;
   EXPECT_EQ(Recovered(4), nullptr);
@@ -232,7 +243,30 @@ TEST_F(ColdCheckTest, S44_BlocksOfADamagedModelFileAreOrphansThatRepairDrops) {
   const ColdRepair repair = Repair();
   EXPECT_EQ(repair.marked_dead, kBlocks);
   EXPECT_EQ(repair.blocks, 0u);
-  EXPECT_EQ(Check().live, 0u);
+  const ColdCheck repaired = Check();
+  EXPECT_EQ(repaired.live, 0u);
+  EXPECT_TRUE(repaired.sound()) << testing::PrintToString(repaired.damage);
+}
+
+TEST_F(ColdCheckTest, S44_ASegmentWhoseHeaderNobodyKnowsIsEmptied) {
+  StoreAndClose();
+  FlipBit(SegmentPath(0), 17);
+  fs::remove_all(folder_.path() + "/index");
+  const ColdRepair repair = Repair();
+  EXPECT_EQ(repair.headers_lost, 1u);
+  EXPECT_LT(repair.blocks, kBlocks);
+  const ColdCheck check = Check();
+  EXPECT_TRUE(check.sound()) << testing::PrintToString(check.damage);
+  EXPECT_EQ(check.live, repair.blocks);
+}
+
+TEST_F(ColdCheckTest, WhatIsNoFileIsDamage) {
+  StoreAndClose();
+  ASSERT_EQ(::mkfifo(SegmentPath(9).c_str(), 0600), 0);
+  const Result<ColdCheck> check = CheckColdStore(folder_.path());
+  ASSERT_TRUE(check.ok());
+  EXPECT_EQ(check->damaged_headers, 1u);
+  EXPECT_EQ(check->live, kBlocks);
 }
 
 class ColdCheckPartsTest : public ColdCheckTest {
@@ -282,15 +316,57 @@ TEST_F(ColdCheckPartsTest, S44_TailsGoWithTheBlocksOfADamagedModelFile) {
   EXPECT_EQ(check.index_entries, 0u);
 }
 
-TEST_F(ColdCheckTest, ADamagedFormatFileIsRefused) {
+TEST_F(ColdCheckTest, S44_ADamagedFormatFileIsRefusedByACheckAndRestoredFromTheSegments) {
   StoreAndClose();
-  FlipBit(folder_.path() + "/FORMAT", 60);
-  EXPECT_EQ(CheckColdStore(folder_.path()).status().code(), Code::kDataLoss);
-  EXPECT_EQ(RepairColdStore(folder_.path()).status().code(), Code::kDataLoss);
-  fs::remove(folder_.path() + "/FORMAT");
+  const std::string path = folder_.path() + "/FORMAT";
+  const std::string format = Snapshot(folder_.path()).at(path);
+  for (uint64_t offset = 0; offset < format.size(); ++offset) {
+    SCOPED_TRACE(offset);
+    FlipBit(path, offset, static_cast<int>(offset % 8));
+    EXPECT_FALSE(CheckColdStore(folder_.path()).ok());
+    ASSERT_TRUE(RestoreColdFormat(folder_.path()).ok());
+    ASSERT_EQ(Snapshot(folder_.path()).at(path), format);
+  }
+  fs::remove(path);
   EXPECT_EQ(CheckColdStore(folder_.path()).status().code(), Code::kNotFound);
-  EXPECT_EQ(RepairColdStore(folder_.path()).status().code(), Code::kNotFound);
+  EXPECT_EQ(Repair().blocks, kBlocks);
+  EXPECT_EQ(Snapshot(folder_.path()).at(path), format);
+  EXPECT_TRUE(Check().sound());
+  ExpectAllBut({});
+}
+
+TEST_F(ColdCheckTest, FormatIsMadeFromWhatMostSegmentsSayOnly) {
+  StoreAndClose();
+  const std::string path = folder_.path() + "/FORMAT";
+  const std::string segments = folder_.path() + "/segments";
+  fs::resize_file(path, 0);
+  size_t count = 0, damaged = 0;
+  for (const auto& entry : fs::directory_iterator(segments)) count += entry.is_regular_file() ? 1 : 0;
+  for (; 2 * damaged < count; ++damaged) FlipBit(SegmentPath(static_cast<uint32_t>(damaged)), 17);
+  EXPECT_EQ(RepairColdStore(folder_.path()).status().code(), Code::kDataLoss);
+  EXPECT_EQ(fs::file_size(path), 0u);
+  FlipBit(SegmentPath(0), 17);
+  EXPECT_TRUE(RepairColdStore(folder_.path()).ok());
+}
+
+TEST_F(ColdCheckTest, WhatIsNoStoreIsLeftAsItIs) {
+  TempFolder other;
+  std::ofstream(other.path() + "/letter") << "dear";
+  EXPECT_EQ(RepairColdStore(other.path()).status().code(), Code::kNotFound);
+  EXPECT_EQ(Snapshot(other.path()).size(), 1u);
   EXPECT_EQ(CheckColdStore(folder_.path() + "/nowhere").status().code(), Code::kNotFound);
+  EXPECT_EQ(RepairColdStore(folder_.path() + "/nowhere").status().code(), Code::kNotFound);
+}
+
+TEST_F(ColdCheckTest, MissingFoldersAreMadeAgain) {
+  StoreAndClose();
+  fs::remove_all(folder_.path() + "/models");
+  EXPECT_FALSE(CheckColdStore(folder_.path()).ok());
+  EXPECT_EQ(Repair().marked_dead, kBlocks);
+  EXPECT_TRUE(Check().sound());
+  fs::remove_all(folder_.path() + "/segments");
+  EXPECT_EQ(Repair().blocks, 0u);
+  EXPECT_TRUE(Check().sound());
 }
 
 TEST_F(ColdCheckTest, LeftoversAreCountedAndRemoved) {

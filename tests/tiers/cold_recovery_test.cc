@@ -241,6 +241,8 @@ TEST_F(ColdRecoveryTest, S44_ATruncatedSegmentLosesItsTailOnlyAndCanBeRecycled) 
   EXPECT_EQ(recovery_.blocks.size(), 6u);
   EXPECT_EQ(recovery_.dropped_records, 4u);
   ExpectBack(1, 6);
+  // Its size and its space are back before anything is written behind the cut.
+  EXPECT_EQ(fs::file_size(SegmentPath(0)), kTestSegmentBytes);
   ASSERT_TRUE(store_->RecycleSegment(0, 9, *io_).ok());
   EXPECT_EQ(fs::file_size(SegmentPath(0)), kTestSegmentBytes);
 }
@@ -277,6 +279,36 @@ TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAside) {
   EXPECT_EQ(fs::file_size(SegmentPath(7) + ".foreign"), 16u);
   EXPECT_EQ(fs::file_size(SegmentPath(7) + ".foreign-2"), kTestSegmentBytes);
   EXPECT_TRUE(fs::exists(folder_.path() + "/segments/readme.txt"));
+}
+
+TEST_F(ColdRecoveryTest, WhatIsSetAsideCountsForTheCapacity) {
+  StoreMany(3);
+  store_.reset();
+  fs::copy_file(SegmentPath(0), SegmentPath(7));  // another number in its header
+  recovery_ = OpenStore(folder_.path());
+  ASSERT_EQ(recovery_.foreign_files, 1u);
+  const uint32_t limit = ColdSegmentLimit(kTestCapacityBytes, kTestSegmentBytes);
+  Status status;
+  for (uint64_t seed = 100; status.ok() && seed < 100 + limit; ++seed) {
+    allocator_.SealSegment();
+    status = WriteBlock(*store_, *io_, allocator_, seed).status();
+  }
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  const fs::directory_iterator files(folder_.path() + "/segments");
+  EXPECT_EQ(std::distance(begin(files), end(files)), limit);
+}
+
+TEST_F(ColdRecoveryTest, FilesOfModelsStayInsideTheReserve) {
+  const uint32_t limit = ColdModelLimit(kTestCapacityBytes);
+  const auto model = [](uint32_t number) {
+    return ModelRecord{.name_space = DigestOf<NamespaceDigest>(number), .fields = "fields"};
+  };
+  for (uint32_t i = 2; i <= limit; ++i) ASSERT_TRUE(store_->PutModel(model(1000 + i)).ok()) << i;
+  EXPECT_EQ(store_->PutModel(model(1)).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(store_->PutModel(model(1002)).ok()) << "it is there";
+  Reopen();
+  EXPECT_EQ(recovery_.models.size(), limit);
+  EXPECT_LT(limit * uint64_t{4096}, ColdIndexReserveBytes(kTestCapacityBytes));
 }
 
 TEST_F(ColdRecoveryTest, S44_BlocksWhoseModelFileIsGoneOrDamagedAreDropped) {
