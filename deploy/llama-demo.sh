@@ -12,43 +12,13 @@ build="${KVTIER_BUILD:-build}"
 cache="${KVTIER_CACHE:-$HOME/.cache/kvtier}"
 model="${KVTIER_DEMO_MODEL:-$cache/models/SmolLM2-135M-Instruct.Q4_1.gguf}"
 state=""
-daemon=""
 server=""
-
-step() {
-  echo
-  echo "== $(printf '%3d' $SECONDS) s  $*"
-}
-
-stop() { # PID SIGNAL
-  [ -n "$1" ] || return 0
-  kill "-$2" "$1" 2>/dev/null || true
-  wait "$1" 2>/dev/null || true
-}
+. deploy/daemon.sh
 
 finish() {
-  stop "$server" KILL
-  stop "$daemon" KILL
+  kill_process "$server"
+  kill_daemon
   [ -z "$state" ] || rm -rf "$state"
-}
-
-fail() { # MESSAGE LOG
-  echo "error: $1; the end of its log:" >&2
-  tail -n 5 "$2" >&2
-  exit 1
-}
-
-start_daemon() {
-  "$build/bin/kvtierd" --config "$state/kvtier.toml" 2>>"$state/kvtierd.log" &
-  daemon=$!
-  for _ in $(seq 100); do
-    if "$build/bin/kvtierctl" --socket "$state/kvtierd.sock" status >/dev/null 2>&1; then
-      return
-    fi
-    kill -0 "$daemon" 2>/dev/null || break
-    sleep 0.1
-  done
-  fail "kvtierd does not answer" "$state/kvtierd.log"
 }
 
 start_server() {
@@ -123,7 +93,7 @@ main() {
   talk 2:cold
 
   step "kill -9 of the daemon, a conversation without it, and a new daemon on the same disk"
-  stop "$daemon" KILL
+  kill_daemon
   talk turns >"$state/alone" 2>&1 && fail "the conversation cannot have found anything" "$state/alone"
   grep -q "found nothing of the one before" "$state/alone" || fail "the server did not answer alone" "$state/alone"
   echo "the server answers without a daemon"

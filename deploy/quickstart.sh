@@ -8,41 +8,11 @@ cd "$(dirname "$0")/.."
 
 build="${KVTIER_BUILD:-build}"
 state=""
-daemon=""
-
-step() {
-  echo
-  echo "== $(printf '%3d' $SECONDS) s  $*"
-}
-
-kill_daemon() {
-  if [ -n "$daemon" ]; then
-    kill -KILL "$daemon" 2>/dev/null || true
-    wait "$daemon" 2>/dev/null || true
-    daemon=""
-  fi
-}
+. deploy/daemon.sh
 
 finish() {
   kill_daemon
   [ -z "$state" ] || rm -rf "$state"
-}
-
-start_daemon() {
-  "$build/bin/kvtierd" --config "$state/kvtier.toml" 2>>"$state/kvtierd.log" &
-  daemon=$!
-  for _ in $(seq 100); do
-    if "$build/bin/kvtierctl" --socket "$state/kvtierd.sock" status >/dev/null 2>&1; then
-      return
-    fi
-    if ! kill -0 "$daemon" 2>/dev/null; then
-      break
-    fi
-    sleep 0.1
-  done
-  echo "error: kvtierd does not answer; the end of its log:" >&2
-  tail -n 5 "$state/kvtierd.log" >&2
-  exit 1
 }
 
 build_programs() {
