@@ -4,10 +4,11 @@
 #   deploy/fetch-llamacpp.sh                 llama.cpp and both models
 #   deploy/fetch-llamacpp.sh folder          prints the folder of the library, and does nothing
 #   deploy/fetch-llamacpp.sh PART...         of: llama (the library), server (and its own llama-server and llama-bench),
-#                                            smollm2 (SmolLM2-135M-Instruct, 94 MiB), qwen (Qwen2.5-Coder-0.5B, 469 MiB)
+#                                            smollm2 (SmolLM2-135M-Instruct, 94 MiB), qwen (Qwen2.5-Coder-0.5B, 469 MiB),
+#                                            text (the Jargon File, out of Debian's package jargon-text)
 # The folder is $KVTIER_CACHE, else ~/.cache/kvtier. It ends with
 #   llama.cpp-VERSION/{include,lib,bin}      for cmake -DKVTIER_LLAMACPP=FOLDER
-#   models/*.gguf
+#   models/*.gguf  texts/jargon.txt
 # Needs 2 GB of disk, and 10 to 20 minutes of two cores for the first build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -113,6 +114,25 @@ fetch_qwen() {
   step "model $models/$gguf"
 }
 
+fetch_text() {
+  local text="$cache/texts/jargon.txt" package=jargon-text
+  local sha256=40dfb4b98191a670a09a183d5798d50f243d23fdbd1495dcc0aca2ce5895ba97
+  if ! is_sound "$text" "$sha256"; then
+    step "download $package"
+    mkdir -p "$cache/texts"
+    local partial="$downloads/partial.$package"
+    rm -rf "$partial"
+    mkdir -p "$partial"
+    (cd "$partial" && apt-get -qq download "$package") 2>"$partial.log" ||
+      { tail -n 5 "$partial.log" >&2; fail "apt-get could not download $package"; }
+    dpkg-deb --fsys-tarfile "$partial"/*.deb | tar -xO ./usr/share/doc/jargon-text/jargon.txt.gz | gunzip >"$text.partial"
+    is_sound "$text.partial" "$sha256" || fail "$text: its SHA-256 differs from $sha256"
+    mv "$text.partial" "$text"
+    rm -rf "$partial" "$partial.log"
+  fi
+  step "text $text"
+}
+
 unpack_source() {
   local archive="llama_cpp_python-$version.tar.gz"
   [ ! -f "$llama/src/.unpacked" ] || return 0
@@ -180,8 +200,8 @@ main() {
   [ $# -gt 0 ] || parts=(llama smollm2 qwen)
   for part in "${parts[@]}"; do
     case "$part" in
-      llama | server | smollm2 | qwen) ;;
-      *) echo "usage: $0 folder | [llama] [server] [smollm2] [qwen]" >&2; exit 2 ;;
+      llama | server | smollm2 | qwen | text) ;;
+      *) echo "usage: $0 folder | [llama] [server] [smollm2] [qwen] [text]" >&2; exit 2 ;;
     esac
   done
   deploy/install-deps.sh engine
@@ -194,6 +214,7 @@ main() {
       server) build llama llama && build server "llama-server llama-bench" && step "programs $llama/bin" ;;
       smollm2) fetch_smollm2 ;;
       qwen) fetch_qwen ;;
+      text) fetch_text ;;
     esac
   done
 }
