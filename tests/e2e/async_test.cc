@@ -228,6 +228,27 @@ TEST_F(Async, EveryTicketTellsItsEndOnce) {
   EXPECT_EQ(engine.client.Wait(*prefetch, {}, 1), KVTIER_OK);
 }
 
+TEST_F(Async, APutThatIsNotTakenWholeStillHasItsTicket) {
+  StartDaemon({});
+  // A block that is larger than a session's staging memory: refused before the source is read.
+  kvtier_model_spec spec = TestSpec("wide");
+  spec.layers = 128;
+  spec.kv_heads = 32;
+  spec.k_dim = spec.v_dim = 128;
+  spec.tokens_per_block = 128;
+  const Engine engine = Connect(spec);
+  const api::Sequence sequence = engine.Keys(Tokens(1, 128));
+  ASSERT_EQ(sequence.blocks(), 1u);
+  const auto put = engine.model.Put(sequence.Query(), kv_.View());
+  EXPECT_FALSE(put);
+  EXPECT_EQ(put.code(), KVTIER_RESOURCE_EXHAUSTED);
+  ASSERT_NE(*put, 0u);
+  kvtier_put_result result = {.code = KVTIER_OK, .precision = KVTIER_INT2, .tier = 9};
+  EXPECT_EQ(engine.client.Wait(*put, {&result, 1}, kPatienceMs), KVTIER_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(result.code, KVTIER_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(result.precision, KVTIER_PRECISION_ANY);
+}
+
 TEST_F(Async, TicketsOfADaemonThatDiesTellTheirEndToo) {
   StartDaemon({});
   const Engine engine = Connect();

@@ -182,10 +182,10 @@ Status PrefixCache::StoreRun(const api::Sequence& sequence, BlockRun run, Sequen
   options.durability = options_.durability;
   const api::Outcome<kvtier_ticket> ticket =
       model_->Put(sequence.Query(run.first, run.count), rows.View(), options);
-  KVTIER_TRY(Ended(ticket.code(), "put"));
-  handed_.push_back({.ticket = *ticket, .blocks = run.count});
+  // Also of a put that was taken in part.
+  if (*ticket != 0) handed_.push_back({.ticket = *ticket, .blocks = run.count});
   if (handed_.size() > kHandedMax) handed_.pop_front();
-  return Status::Ok();
+  return Ended(ticket.code(), "put");
 }
 
 Result<uint64_t> PrefixCache::Settle(Duration timeout) {

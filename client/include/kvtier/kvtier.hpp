@@ -16,14 +16,15 @@
 
 namespace kvtier::api {
 
-/// A value, or the code that says why there is none.
+/// A value, or the code that says why there is none. Of a call that was done in part: both, and no success.
 template <typename T>
 class Outcome {
  public:
   Outcome(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
   Outcome(kvtier_code code) : code_(code) {}      // NOLINT(google-explicit-constructor)
+  Outcome(T value, kvtier_code code) : value_(std::move(value)), code_(code) {}
 
-  explicit operator bool() const { return value_.has_value(); }
+  explicit operator bool() const { return code_ == KVTIER_OK; }
   kvtier_code code() const { return code_; }
   T& operator*() { return *value_; }
   const T& operator*() const { return *value_; }
@@ -183,13 +184,13 @@ class Model {
     if (code != KVTIER_OK) return code;
     return Lease(lease);
   }
-  /// A ticket for Client::Wait.
+  /// A ticket for Client::Wait, also where not all blocks were taken and the outcome is no success: of those
+  /// that were, 0 where nothing was begun.
   Outcome<kvtier_ticket> Put(const kvtier_query& query, const kvtier_view& source,
                              const kvtier_put_options& options = PutOptions()) const {
     kvtier_ticket ticket = 0;
     const kvtier_code code = kvtier_put(model_, &query, &source, &options, &ticket);
-    if (code != KVTIER_OK) return code;
-    return ticket;
+    return {ticket, code};
   }
   /// A ticket for Client::Wait.
   Outcome<kvtier_ticket> Prefetch(const kvtier_query& query, uint32_t tier, uint32_t timeout_ms = 0) const {
