@@ -108,6 +108,24 @@ const char* kvtier_last_error(void) {
   return LastError();
 }
 
+const char* kvtier_precision_name(kvtier_precision precision) {
+  switch (precision) {
+    case KVTIER_PRECISION_ANY:
+      return "ANY";
+    case KVTIER_INT2:
+      return "INT2";
+    case KVTIER_K4V2:
+      return "K4V2";
+    case KVTIER_INT4:
+      return "INT4";
+    case KVTIER_BITS8:
+      return "BITS8";
+    case KVTIER_BITS16:
+      return "BITS16";
+  }
+  return "UNKNOWN";
+}
+
 const char* kvtier_code_name(kvtier_code code) {
   switch (code) {
     case KVTIER_OK:

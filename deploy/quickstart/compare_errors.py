@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 
-CODECS = {"FP16": "raw16", "8 bit": "kv8", "INT4": "kv4p", "K4V2": "kv42", "INT2": "kv2p"}
+CODECS = {"BITS16": "raw16", "BITS8": "kv8", "INT4": "kv4p", "K4V2": "kv42", "INT2": "kv2p"}
 TOKENS_PER_BLOCK = 128
 # Decoded values are equal bit for bit; sums of float64 differ by their order.
 TOLERANCE = 1e-6

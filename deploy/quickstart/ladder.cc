@@ -44,24 +44,6 @@ double Median(std::vector<double> values) {
 
 }  // namespace
 
-const char* PrecisionName(kvtier_precision precision) {
-  switch (precision) {
-    case KVTIER_INT2:
-      return "INT2";
-    case KVTIER_K4V2:
-      return "K4V2";
-    case KVTIER_INT4:
-      return "INT4";
-    case KVTIER_BITS8:
-      return "8 bit";
-    case KVTIER_BITS16:
-      return "FP16";
-    case KVTIER_PRECISION_ANY:
-      break;
-  }
-  return "?";
-}
-
 Status Ladder::Fetch(const Conversation& conversation) {
   const RealKv& real = conversation.real();
   std::vector<uint16_t> kv(real.kv.size());
@@ -76,7 +58,8 @@ Status Ladder::Fetch(const Conversation& conversation) {
     std::vector<double>& exact = exact_attention_[real.name];
     if (exact.empty()) exact = AttentionOutput(real, real.kv);
     rung.attention_error = AttentionError(real, exact, kv);
-    errors_[real.name + ",attention,,," + PrecisionName(seen.begin()->precision)] = *rung.attention_error;
+    errors_[real.name + ",attention,,," + kvtier_precision_name(seen.begin()->precision)] =
+        *rung.attention_error;
   }
   return Status::Ok();
 }
@@ -103,7 +86,7 @@ Status Ladder::CheckLayers(const RealKv& real, uint32_t block, const FetchedBloc
     const double k = LayerError(real, layer, 0, block, kv);
     const double v = LayerError(real, layer, 1, block, kv);
     const std::string where =
-        "," + std::to_string(layer) + "," + std::to_string(block) + "," + PrecisionName(precision);
+        "," + std::to_string(layer) + "," + std::to_string(block) + "," + kvtier_precision_name(precision);
     if (precision == KVTIER_BITS16 && (k != 0 || v != 0))
       return Status(Code::kDataLoss, real.name + where + " is not bit-exact");
     if (!SameError(k, fetched.k_reported[layer]) || !SameError(v, fetched.v_reported[layer])) {
@@ -141,9 +124,9 @@ void Ladder::PrintTable(const std::vector<std::string>& tier_names) const {
     char attention[16] = "-";
     if (rung.attention_error) std::snprintf(attention, sizeof attention, "%.4f", *rung.attention_error);
     std::printf("%-20s %-5s %-9s %6u %6.2f %5.2fx  %8.4f %8.4f  %8.4f %8.4f  %9s %8.0f\n", id.model.c_str(),
-                tier_names[id.tier].c_str(), PrecisionName(id.precision), rung.blocks, bits, 16 / bits,
-                rms(rung.k_measured), rms(rung.k_reported), rms(rung.v_measured), rms(rung.v_reported),
-                attention, Median(rung.fetch_us));
+                tier_names[id.tier].c_str(), kvtier_precision_name(id.precision), rung.blocks, bits,
+                16 / bits, rms(rung.k_measured), rms(rung.k_reported), rms(rung.v_measured),
+                rms(rung.v_reported), attention, Median(rung.fetch_us));
   }
 }
 

@@ -54,6 +54,4 @@ class Ladder {
   uint64_t blocks_ = 0;
 };
 
-const char* PrecisionName(kvtier_precision precision);
-
 }  // namespace kvtier::quickstart

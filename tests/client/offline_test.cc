@@ -76,6 +76,9 @@ TEST(Offline, EveryCodeHasAName) {
   EXPECT_STREQ(kvtier_code_name(KVTIER_OK), "OK");
   EXPECT_STREQ(kvtier_code_name(KVTIER_CORRUPT), "CORRUPT");
   EXPECT_STREQ(kvtier_code_name(static_cast<kvtier_code>(77)), "UNKNOWN");
+  EXPECT_STREQ(kvtier_precision_name(KVTIER_K4V2), "K4V2");
+  EXPECT_STREQ(kvtier_precision_name(KVTIER_BITS16), "BITS16");
+  EXPECT_STREQ(kvtier_precision_name(static_cast<kvtier_precision>(77)), "UNKNOWN");
   EXPECT_GT(std::strlen(kvtier_version()), 0u);
 }
 

@@ -1,5 +1,7 @@
 #include "client/engines/llamacpp/api_reply.h"
 
+#include <kvtier/kvtier.h>
+
 #include <nlohmann/json.hpp>
 
 namespace kvtier::llamacpp {
@@ -31,21 +33,6 @@ const char* NameOf(FinishReason reason) {
   }
 }
 
-const char* NameOf(kvtier_precision precision) {
-  switch (precision) {
-    case KVTIER_INT2:
-      return "INT2";
-    case KVTIER_K4V2:
-      return "K4V2";
-    case KVTIER_INT4:
-      return "INT4";
-    case KVTIER_BITS8:
-      return "BITS8";
-    default:
-      return "BITS16";
-  }
-}
-
 Json Usage(const GenerationCost& cost) {
   return {{"prompt_tokens", cost.prompt_tokens},
           {"completion_tokens", cost.generated_tokens},
@@ -62,7 +49,7 @@ Json CacheReport(const GenerationCost& cost) {
                  {"first_token_ms", Ms(cost.first_token)},
                  {"total_ms", Ms(cost.total)}};
   if (cost.restored.tokens > 0) {
-    report["precision"] = NameOf(cost.restored.lowest);
+    report["precision"] = kvtier_precision_name(cost.restored.lowest);
     report["k_error"] = cost.restored.k_error_max;
     report["v_error"] = cost.restored.v_error_max;
   }

@@ -89,6 +89,7 @@ KVTIER_API void kvtier_close(kvtier_client* handle);
 /* Text of the calling thread's last error; "" when there was none. Valid until its next call. */
 KVTIER_API const char* kvtier_last_error(void);
 KVTIER_API const char* kvtier_code_name(kvtier_code code);
+KVTIER_API const char* kvtier_precision_name(kvtier_precision precision); /* "INT4", "BITS16"; "UNKNOWN" */
 KVTIER_API const char* kvtier_version(void);
 
 /* ---- models and keys */
