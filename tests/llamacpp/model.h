@@ -5,9 +5,10 @@
 
 namespace kvtier::llamacpp {
 
-/// SmolLM2-135M-Instruct, where deploy/fetch-llamacpp.sh has put it. A test that has been built without it
-/// fails.
-inline std::string SmolLm2() {
+/// $KVTIER_TEST_MODEL, else SmolLM2-135M-Instruct where deploy/fetch-llamacpp.sh has put it. A test that has
+/// been built without it fails.
+inline std::string TestModel() {
+  if (const char* const chosen = std::getenv("KVTIER_TEST_MODEL")) return chosen;
   const char* const cache = std::getenv("KVTIER_CACHE");
   const char* const home = std::getenv("HOME");
   const std::string folder =

@@ -173,12 +173,9 @@ class HttpServer::Impl {
   }
 
   Result<std::shared_ptr<Generation>> Submit(ApiKind kind, ApiRequest& parsed, TimePoint deadline) {
-    std::string prompt = std::move(parsed.prompt);
-    if (kind == ApiKind::kChat) {
-      KVTIER_ASSIGN(prompt, text_.ChatPrompt(parsed.messages));
-    }
     GenerationRequest generation;
-    KVTIER_ASSIGN(generation.tokens, text_.Tokenize(prompt));
+    KVTIER_ASSIGN(generation.tokens,
+                  kind == ApiKind::kChat ? text_.ChatTokens(parsed.messages) : text_.Tokenize(parsed.prompt));
     generation.max_tokens = parsed.max_tokens.value_or(DefaultTokens(kind, generation.tokens.size()));
     generation.sampling = parsed.sampling;
     generation.stops = std::move(parsed.stops);
