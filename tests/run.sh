@@ -49,8 +49,8 @@ main() {
 
   local engine=()
   if [ "$full" = yes ]; then
-    stage "llama.cpp and a model: fetch and build"
-    deploy/fetch-llamacpp.sh llama smollm2
+    stage "llama.cpp, two models and a text: fetch and build"
+    deploy/fetch-llamacpp.sh llama smollm2 qwen text
     engine=(-DKVTIER_LLAMACPP="$(deploy/fetch-llamacpp.sh folder)")
   fi
 
@@ -89,6 +89,11 @@ main() {
     build/bin/kvtier-bench ladder
     stage "llama.cpp on kvtier: conversations"
     deploy/llama-demo.sh --no-build
+    stage "llama.cpp on kvtier: bit-equal with a model of other shapes"
+    KVTIER_TEST_MODEL="${KVTIER_CACHE:-$HOME/.cache/kvtier}/models/Qwen2.5-Coder-0.5B-Instruct.gguf" \
+      build/bin/kvtier_llamacpp_engine_test --gtest_brief=1 --gtest_filter='*SameLogits*:*EachByItself*'
+    stage "llama.cpp on kvtier: quality of every precision"
+    build/bin/kvtier-eval quality --quick
     stage "vLLM, SGLang, LMCache and transformers on kvtier: fetch and test"
     KVTIER_BUILD=build tests/adapters/run.sh
   else

@@ -44,7 +44,7 @@ LIBRARIES = {
     r"openssl/": ["daemon/policy/", "daemon/service/", "client/engines/", "tests/"],
     r"(llama|ggml[\w-]*|gguf)\.h": ["client/engines/llamacpp/", "tests/"],
     r"(httplib\.h|nlohmann/)": ["client/engines/", "tests/"],
-    r"CLI/": ["daemon/", "client/ctl/", "client/engines/", "tests/bench/"],
+    r"CLI/": ["daemon/", "client/ctl/", "client/engines/", "tests/bench/", "tests/eval/"],
     r"toml\+\+/": ["daemon/config", "tests/"],
     r"(spdlog|fmt)/": ["daemon/service/", "daemon/", "client/ctl/", "monitoring/exporter", "tests/"],
     r"(cuda|nv)\w*\.h": ["kernels/", "tests/"],

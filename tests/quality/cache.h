@@ -28,9 +28,16 @@ struct Method {
   std::function<Result<Restored>(const Fixture&)> restore;
 };
 
+/// A format on one layer: replaces K and V by what they decode to, returns the bits with all metadata.
+struct LayerReference {
+  std::string name;
+  std::function<double(LayerKv&)> quantize;
+};
+
 /// All codecs of the table, through images of whole blocks, in the forms that model profiles choose from.
 std::vector<Method> KvtierMethods();
-/// Those of others, written here from their definitions.
+/// Those of others, written here from their definitions. Heads have a multiple of 64 channels.
+std::vector<LayerReference> LayerReferences();
 std::vector<Method> ReferenceMethods();
 
 /// Layer `layer` as it is.

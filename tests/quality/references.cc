@@ -82,7 +82,8 @@ double QuantizeChannels(std::vector<float>& plane, size_t first_token, const Lay
   double bits = 0;
   for (size_t head = 0; head < kv.heads; ++head) {
     for (size_t start = 0; start < kv.tokens; start += group) {
-      const size_t from = std::max(start, first_token), tokens = start + group - from;
+      const size_t from = std::max(start, first_token),
+                   tokens = std::min<size_t>(start + group, kv.tokens) - from;
       for (size_t c = 0; c < kv.dim; ++c)
         bits += quantize({&plane[(head * kv.tokens + from) * kv.dim + c], tokens, kv.dim});
     }
@@ -104,22 +105,6 @@ void Rotate(std::vector<float>& plane) {
         }
     for (size_t i = 0; i < kChannels; ++i) y[i] *= 0.125f;
   }
-}
-
-/// Quantizes K and V of a layer in place; returns the bits.
-using QuantizeLayer = std::function<double(LayerKv&)>;
-
-Method Reference(const std::string& name, const QuantizeLayer& quantize) {
-  return {name, [quantize](const Fixture& fixture) -> Result<Restored> {
-            Restored restored;
-            double bits = 0;
-            for (uint32_t layer = 0; layer < fixture.layers(); ++layer) {
-              restored.layers.push_back(OriginalLayer(fixture, layer));
-              bits += quantize(restored.layers.back());
-            }
-            restored.bytes = static_cast<uint64_t>(bits / 8);
-            return restored;
-          }};
 }
 
 /// The first token stays FP16, as the attention sink does in our own codecs.
@@ -160,14 +145,32 @@ double RotatedLlama(LayerKv& kv) {
 
 }  // namespace
 
+std::vector<LayerReference> LayerReferences() {
+  return {{"KIVI-4 g32", Kivi<4>},
+          {"KIVI-2 g32", Kivi<2>},
+          {"INT4 per token", PerTokenInt4},
+          {"q8_0", Llama<Q8_0>},
+          {"q8_0 rotated", RotatedLlama<Q8_0>},
+          {"q4_0", Llama<Q4_0>},
+          {"q4_0 rotated", RotatedLlama<Q4_0>}};
+}
+
 std::vector<Method> ReferenceMethods() {
-  return {Reference("KIVI-4 g32", Kivi<4>),
-          Reference("KIVI-2 g32", Kivi<2>),
-          Reference("INT4 per token", PerTokenInt4),
-          Reference("q8_0", Llama<Q8_0>),
-          Reference("q8_0 rotated", RotatedLlama<Q8_0>),
-          Reference("q4_0", Llama<Q4_0>),
-          Reference("q4_0 rotated", RotatedLlama<Q4_0>)};
+  std::vector<Method> methods;
+  for (const LayerReference& reference : LayerReferences()) {
+    methods.push_back(
+        {reference.name, [quantize = reference.quantize](const Fixture& fixture) -> Result<Restored> {
+           Restored restored;
+           double bits = 0;
+           for (uint32_t layer = 0; layer < fixture.layers(); ++layer) {
+             restored.layers.push_back(OriginalLayer(fixture, layer));
+             bits += quantize(restored.layers.back());
+           }
+           restored.bytes = static_cast<uint64_t>(bits / 8);
+           return restored;
+         }});
+  }
+  return methods;
 }
 
 }  // namespace kvtier::quality

@@ -93,6 +93,17 @@ class Batch {
   std::vector<int8_t> logits_;
 };
 
+ggml_type TypeOf(CacheType type) {
+  switch (type) {
+    case CacheType::kQ8_0:
+      return GGML_TYPE_Q8_0;
+    case CacheType::kQ4_0:
+      return GGML_TYPE_Q4_0;
+    default:
+      return GGML_TYPE_F16;
+  }
+}
+
 llama_context_params ContextParams(const EngineOptions& options) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = options.sequences * options.sequence_tokens;
@@ -100,7 +111,7 @@ llama_context_params ContextParams(const EngineOptions& options) {
   params.n_seq_max = options.sequences + 1;  // and the scratch sequence
   params.n_threads = params.n_threads_batch = static_cast<int32_t>(options.threads);
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-  params.type_k = params.type_v = GGML_TYPE_F16;
+  params.type_k = params.type_v = TypeOf(options.cache_type);
   params.kv_unified = true;
   return params;
 }
@@ -148,6 +159,11 @@ uint32_t LlamaEngine::Length(uint32_t sequence) const {
 
 void LlamaEngine::Clear(uint32_t sequence) {
   llama_memory_seq_rm(llama_get_memory(context_.get()), static_cast<llama_seq_id>(sequence), -1, -1);
+}
+
+void LlamaEngine::Truncate(uint32_t sequence, uint32_t tokens) {
+  llama_memory_seq_rm(llama_get_memory(context_.get()), static_cast<llama_seq_id>(sequence),
+                      static_cast<llama_pos>(tokens), -1);
 }
 
 Status LlamaEngine::Decode(std::span<const BatchToken> batch) {

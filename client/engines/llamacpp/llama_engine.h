@@ -11,17 +11,21 @@
 
 namespace kvtier::llamacpp {
 
+/// Of the engine's own cache. Only states of FP16 caches are kvtier's; the others are there to compare with.
+enum class CacheType : uint8_t { kFp16, kQ8_0, kQ4_0 };
+
 struct EngineOptions {
   std::string model_path;
   uint32_t sequences = 1;           ///< that are in the cache at the same time
   uint32_t sequence_tokens = 2048;  ///< of each
   uint32_t batch_tokens = 256;      ///< of one Decode
   uint32_t threads = 1;
+  CacheType cache_type = CacheType::kFp16;
 };
 
-/// A model and its KV cache as kvtier needs them: FP16, one unified stream, flash attention, so that a state
-/// has whole rows of K and of V (seq_state.h). Only llama.cpp's public C API is used.
-/// Threads: single-owner, but for model().
+/// A model and its KV cache as kvtier needs them: FP16 (by default), one unified stream, flash attention, so
+/// that a state has whole rows of K and of V (seq_state.h). Only llama.cpp's public C API is used. Threads:
+/// single-owner, but for model().
 class LlamaEngine {
  public:
   /// Loads the model; takes seconds. Errors: kInvalidArgument for a file that llama.cpp does not take or a
@@ -38,6 +42,8 @@ class LlamaEngine {
   /// Tokens of a sequence in the cache.
   uint32_t Length(uint32_t sequence) const;
   void Clear(uint32_t sequence);
+  /// Drops what is behind the first `tokens` tokens.
+  void Truncate(uint32_t sequence, uint32_t tokens);
   SequenceMemory& Memory(uint32_t sequence) { return *memories_[sequence]; }
 
   /// Computes at most batch_tokens tokens. Errors: kResourceExhausted without cells; kInternal. After an

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace kvtier::eval {
+
+/// Of both commands.
+struct CommonOptions {
+  std::string model;
+  std::vector<std::string> texts;  ///< NAME=FILE[,FILE...]
+  std::string json;                ///< file that the results are written to as well; empty: none
+  std::vector<std::string> only;   ///< methods; empty: all
+  uint32_t threads = 1;
+};
+void AddCommon(CLI::App& command, CommonOptions& options);
+bool IsWanted(const CommonOptions& options, const std::string& method);
+/// deploy/fetch-llamacpp.sh's folder.
+std::string CacheFolder();
+
+/// KL, agreement and NLL of every method.
+void AddQuality(CLI::App& app, int& exit_status);
+/// Facts in a long context, asked for after every method.
+void AddRetrieval(CLI::App& app, int& exit_status);
+
+}  // namespace kvtier::eval

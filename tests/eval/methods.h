@@ -1,0 +1,33 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/eval/context_kv.h"
+
+namespace kvtier::eval {
+
+/// A way to store a context.
+struct Method {
+  std::string name;
+  /// Replaces K and V by what comes back; returns the bits stored, all metadata counted. Errors: the codec's.
+  std::function<Result<double>(ContextKv&)> store;
+};
+
+/// Blocks that are taken through images as the daemon makes them: every rung, and the default ladder with a
+/// quarter of the blocks on each of its rungs, the first ones highest, since the daemon moves a sequence's
+/// last blocks down first. Then the formats of others.
+std::vector<Method> AllMethods();
+
+/// The method that has to change nothing.
+inline constexpr const char kExactMethod[] = "raw16";
+
+/// Of two methods: the first is to cost less KL with fewer bits.
+struct Rule {
+  const char* better;
+  const char* worse;
+};
+std::vector<Rule> Rules();
+
+}  // namespace kvtier::eval

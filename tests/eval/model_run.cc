@@ -1,0 +1,80 @@
+#include "tests/eval/model_run.h"
+
+#include <llama.h>
+
+#include <algorithm>
+
+#include "client/engines/llamacpp/llama_text.h"
+#include "tiers/base/check.h"
+
+namespace kvtier::eval {
+
+using llamacpp::BatchToken;
+using llamacpp::LlamaEngine;
+
+Result<std::unique_ptr<ModelRun>> ModelRun::Make(const Options& options) {
+  KVTIER_ASSIGN(std::unique_ptr<LlamaEngine> engine, LlamaEngine::Make({.model_path = options.model_path,
+                                                                        .sequences = 1,
+                                                                        .sequence_tokens = options.tokens,
+                                                                        .batch_tokens = options.batch_tokens,
+                                                                        .threads = options.threads,
+                                                                        .cache_type = options.cache_type}));
+  return std::unique_ptr<ModelRun>(new ModelRun(std::move(engine)));
+}
+
+Result<std::vector<int32_t>> ModelRun::Tokenize(const std::string& text) const {
+  return llamacpp::LlamaText(engine_->model()).Tokenize(text);
+}
+
+Status ModelRun::Prefill(std::span<const int32_t> context) {
+  engine_->Clear(0);
+  const size_t batch_tokens = engine_->options().batch_tokens;
+  for (size_t from = 0; from < context.size(); from += batch_tokens) {
+    std::vector<BatchToken> batch;
+    for (size_t i = from; i < std::min(context.size(), from + batch_tokens); ++i)
+      batch.push_back({.token = context[i], .position = static_cast<int32_t>(i)});
+    KVTIER_TRY(engine_->Decode(batch));
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<std::byte>> ModelRun::Save() {
+  return engine_->Memory(0).Save(0, engine_->Length(0));
+}
+
+Result<ContextKv> ModelRun::SaveContext() {
+  KVTIER_ASSIGN(std::vector<std::byte> state, Save());
+  KVTIER_ASSIGN(const llamacpp::SeqShape shape, llamacpp::ReadSeqShape(state));
+  const auto heads = static_cast<uint32_t>(llama_model_n_head_kv(engine_->model()));
+  if (heads == 0 || shape.row_bytes % (2 * heads) != 0)
+    return Status(Code::kUnimplemented, "the model's rows are not made of whole heads");
+  return ContextKv::Make(std::move(state), {.kv_heads = heads, .head_dim = shape.row_bytes / (2 * heads)});
+}
+
+Status ModelRun::Load(const ContextKv& context) {
+  engine_->Clear(0);
+  return engine_->Memory(0).Append(context.state());
+}
+
+Result<std::vector<float>> ModelRun::Continue(std::span<const int32_t> tokens, uint32_t scored) {
+  KVTIER_CHECK(scored > 0 && scored <= tokens.size());
+  const uint32_t context = engine_->Length(0);
+  const size_t first_scored = tokens.size() - scored;
+  std::vector<BatchToken> batch;
+  for (size_t i = 0; i < tokens.size(); ++i)
+    batch.push_back({.token = tokens[i],
+                     .position = static_cast<int32_t>(context + i),
+                     .sequence = 0,
+                     .wants_logits = i >= first_scored});
+  KVTIER_TRY(engine_->Decode(batch));
+  std::vector<float> logits;
+  for (size_t i = first_scored; i < tokens.size(); ++i) {
+    const std::span<const float> row = engine_->Logits(static_cast<uint32_t>(i));
+    if (logits.empty()) logits.reserve(row.size() * scored);
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  engine_->Truncate(0, context);
+  return logits;
+}
+
+}  // namespace kvtier::eval
