@@ -226,6 +226,33 @@ ClientMetric HistogramSample(const LatencyHistogram& latency, std::vector<Label>
   return metric;
 }
 
+ClientMetric ErrorSample(const ErrorHistogram& errors, std::vector<Label> labels) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  uint64_t count = 0;
+  for (int i = 0; i < ErrorHistogram::kBuckets; ++i) {
+    count += errors.Bucket(i);
+    const bool last = i == ErrorHistogram::kBuckets - 1;
+    metric.histogram.bucket.push_back(
+        {.cumulative_count = count,
+         .upper_bound = last ? std::numeric_limits<double>::infinity() : ErrorHistogram::kBounds[i]});
+  }
+  metric.histogram.sample_count = count;
+  metric.histogram.sample_sum = errors.Sum();
+  return metric;
+}
+
+void AddServedErrors(const Metrics& metrics, Families& out) {
+  MetricFamily& family = out.Add(MetricType::Histogram, "kvtier_served_error_ratio",
+                                 "Relative error of K and of V of the blocks that acquires gave out.");
+  for (size_t p = 0; p < metrics.served_errors.size(); ++p) {
+    for (size_t part = 0; part < metrics.served_errors[p].size(); ++part) {
+      family.metric.push_back(ErrorSample(metrics.served_errors[p][part], {{"precision", kPrecisionNames[p]},
+                                                                           {"part", part == 0 ? "k" : "v"}}));
+    }
+  }
+}
+
 /// One family with a sample for each tier and whatever else `add` labels it with.
 template <typename AddSamples>
 void AddByTier(const Metrics& metrics, const std::vector<std::string>& tiers, MetricFamily& family,
@@ -400,6 +427,10 @@ std::vector<MetricFamily> CollectFamilies(const Metrics& metrics, const Exporter
   AddTiers(metrics, labels.tiers, out);
   AddMoves(metrics, labels.tiers, out);
   AddOutcomes(metrics, out);
+  AddServedErrors(metrics, out);
+  out.One(MetricType::Counter, "kvtier_lookup_distinct_keys_total",
+          "Keys of lookups that none had asked for before, estimated to 5 %.",
+          static_cast<double>(metrics.lookup_distinct_keys.Get()));
   AddScalars(metrics, out);
   return out.Take();
 }

@@ -44,6 +44,28 @@ class LatencyHistogram {
   std::atomic<uint64_t> sum_ns_{0};
 };
 
+/// Relative errors; bucket i holds values of at most kBounds[i], the last one everything.
+class ErrorHistogram {
+ public:
+  static constexpr std::array<double, 9> kBounds = {0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5};
+  static constexpr int kBuckets = kBounds.size() + 1;
+  void Observe(float error) {
+    size_t i = 0;
+    while (i < kBounds.size() && !(error <= kBounds[i])) ++i;
+    buckets_[i].fetch_add(1, std::memory_order_relaxed);
+    // What is no relative error counts as far off, and has no part in the sum.
+    if (error >= 0 && error <= 1) {
+      sum_millionths_.fetch_add(static_cast<uint64_t>(error * 1e6f), std::memory_order_relaxed);
+    }
+  }
+  uint64_t Bucket(int i) const { return buckets_[i].load(std::memory_order_relaxed); }
+  double Sum() const { return static_cast<double>(sum_millionths_.load(std::memory_order_relaxed)) * 1e-6; }
+
+ private:
+  std::array<std::atomic<uint64_t>, kBuckets> buckets_{};
+  std::atomic<uint64_t> sum_millionths_{0};
+};
+
 inline constexpr int kMaxTiers = 4;
 inline constexpr int kPrecisions = 6;  ///< values of Precision
 
@@ -88,6 +110,9 @@ struct Metrics {
   Counter puts_not_durable;       ///< blocks of durable puts, by the end of their tickets
   Counter cold_recovery_dropped;  ///< blocks and models found at start that are of no use
   Counter lookups, lookup_keys, lookup_hit_keys;
+  Gauge lookup_distinct_keys;  ///< estimated, never less than before
+  /// Of the blocks that acquires gave out, by precision: K, V.
+  std::array<std::array<ErrorHistogram, 2>, kPrecisions> served_errors;
   Counter acquires, acquired_blocks, missed_blocks, partial_acquires;
   Counter namespace_mismatches, unsupported_images, quarantined_blocks, stranded_blocks,
       evicted_then_requested;

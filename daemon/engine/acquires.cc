@@ -334,8 +334,11 @@ void EngineImpl::CountAcquire(const AcquireOp& op) {
   if (!op.items.empty() && op.items.size() < op.asked) metrics_.partial_acquires.Add();
   TierId slowest{};
   for (const AcquireOp::Item& item : op.items) {
-    const Precision precision = FindCodec(table_.copy(item.entry, item.pinned).codec)->precision;
-    metrics_.tier[item.served_from.value].hits[static_cast<size_t>(precision)].Add();
+    const Copy& copy = table_.copy(item.entry, item.pinned);
+    const auto precision = static_cast<size_t>(FindCodec(copy.codec)->precision);
+    metrics_.tier[item.served_from.value].hits[precision].Add();
+    metrics_.served_errors[precision][0].Observe(copy.k_error);
+    metrics_.served_errors[precision][1].Observe(copy.v_error);
     slowest = std::max(slowest, item.served_from);
     CountUse(table_.at(item.entry));
   }

@@ -10,6 +10,7 @@
 #include "daemon/engine/ghost_list.h"
 #include "daemon/engine/ladder.h"
 #include "daemon/engine/operations.h"
+#include "daemon/policy/distinct_counter.h"
 #include "daemon/policy/frequency_sketch.h"
 
 namespace kvtier {
@@ -339,6 +340,7 @@ class EngineImpl final : public Engine {
   Ladder ladder_;
   GhostList ghosts_;
   std::unique_ptr<FrequencySketch> sketch_;  ///< null where no tier asks
+  DistinctCounter distinct_;                 ///< keys that lookups asked for, of all tenants
   TimerQueue timers_;
   TimePoint now_{};
 

@@ -8,6 +8,8 @@ namespace {
 
 /// Keys whose table slots are fetched ahead of use.
 constexpr size_t kPrefetchAhead = 8;
+/// Tells one tenant's key from the same key of another.
+constexpr uint64_t kTenantMix = 0x9e37'79b9'7f4a'7c15;
 
 Precision BestPrecision(const Entry& entry) {
   return *std::max_element(entry.precision.begin(), entry.precision.end());
@@ -89,6 +91,8 @@ bool EngineImpl::Handle(Lookup& c) {
     lookup_.tails.push_back({.tokens = table_.at(id).tokens, .key = table_.at(id).key});
   metrics_.lookups.Add();
   metrics_.lookup_keys.Add(c.keys.size());
+  for (const Key& key : c.keys) distinct_.Add(std::hash<Key>{}(key) ^ session->tenant.value * kTenantMix);
+  metrics_.lookup_distinct_keys.Set(static_cast<int64_t>(distinct_.Estimate()));
   metrics_.lookup_hit_keys.Add(lookup_.run.size());
   if (lookup_.run.size() < c.keys.size()) CountMiss(*session, c.keys[lookup_.run.size()]);
   if (c.reply) c.reply(std::move(lookup_));

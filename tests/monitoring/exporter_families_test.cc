@@ -5,6 +5,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <atomic>
+#include <limits>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -69,6 +70,25 @@ TEST(ExporterFamilies, WriteAmplificationIsWhatWasWrittenByWhatWasAskedFor) {
   EXPECT_THAT(text, HasSubstr("\nkvtier_tier_write_amplification{tier=\"cold\"} 1.5\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_tier_written_bytes_total{tier=\"cold\",cause=\"rewrite\"} 30\n"));
   EXPECT_THAT(text, HasSubstr("\nkvtier_tier_admissions_total{tier=\"cold\",verdict=\"over_budget\"} 3\n"));
+}
+
+TEST(ExporterFamilies, ErrorsAreCumulativeByPrecisionAndPart) {
+  Metrics metrics;
+  auto& int4 = metrics.served_errors[3];
+  int4[0].Observe(0);
+  int4[0].Observe(0.0625f);                                  // at most 0.1
+  int4[0].Observe(std::numeric_limits<float>::quiet_NaN());  // as far off as can be
+  int4[1].Observe(-0.5f);
+  const std::string text = TextOf(metrics);
+  const std::string k = "kvtier_served_error_ratio_bucket{precision=\"int4\",part=\"k\",le=";
+  EXPECT_THAT(text, HasSubstr(k + "\"0\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr(k + "\"0.05\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr(k + "\"0.1\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(k + "\"0.5\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(k + "\"+Inf\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_served_error_ratio_sum{precision=\"int4\",part=\"k\"} 0.0625\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_served_error_ratio_count{precision=\"int4\",part=\"v\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("\nkvtier_served_error_ratio_count{precision=\"int2\",part=\"v\"} 0\n"));
 }
 
 TEST(ExporterFamilies, HistogramsAreCumulativeInSeconds) {
