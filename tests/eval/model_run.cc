@@ -73,7 +73,7 @@ Result<std::vector<float>> ModelRun::Continue(std::span<const int32_t> tokens, u
     if (logits.empty()) logits.reserve(row.size() * scored);
     logits.insert(logits.end(), row.begin(), row.end());
   }
-  engine_->Truncate(0, context);
+  engine_->Memory(0).Truncate(context);
   return logits;
 }
 

@@ -35,7 +35,7 @@ class Memory final : public SequenceMemory {
       rows_.push_back(std::move(row));
     }
   }
-  void Truncate(size_t tokens) { rows_.resize(tokens); }
+  void Truncate(uint32_t tokens) override { rows_.resize(tokens); }
   size_t size() const { return rows_.size(); }
   const std::vector<std::vector<uint16_t>>& rows() const { return rows_; }
   void FailAppends() { fails_ = true; }
@@ -147,12 +147,18 @@ TEST_F(PrefixCacheTest, BringsBackBlocksAndTailBitForBit) {
   ExpectComputed(memory, longer);
 }
 
-TEST_F(PrefixCacheTest, LeavesTheLastTokenToTheEngine) {
-  const std::vector<int32_t> tokens = Tokens(2 * kBlockTokens);
-  PrefixCache cache = Cache();
-  Fill(cache, tokens);
-  Memory memory;
-  EXPECT_EQ(cache.Restore(tokens, memory).tokens, kBlockTokens);
+TEST_F(PrefixCacheTest, LeavesTheLastTokenOfAKnownPromptToTheEngineAndNoMore) {
+  for (const size_t behind : {0, 1, 20}) {
+    const std::vector<int32_t> tokens = Tokens(2 * kBlockTokens + behind, static_cast<int32_t>(behind));
+    PrefixCache cache = Cache();
+    Fill(cache, tokens);
+    Memory memory;
+    const RestoreReport report = cache.Restore(tokens, memory);
+    EXPECT_EQ(report.tokens, tokens.size() - 1) << behind;
+    EXPECT_EQ(report.full_tokens, 2 * kBlockTokens) << behind;
+    EXPECT_EQ(memory.size(), report.tokens);
+    ExpectComputed(memory, tokens);
+  }
 }
 
 TEST_F(PrefixCacheTest, AMissIsAMiss) {

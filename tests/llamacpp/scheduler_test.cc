@@ -18,6 +18,7 @@ class NoMemory final : public SequenceMemory {
  public:
   Result<std::vector<std::byte>> Save(int32_t, uint32_t) override { return std::vector<std::byte>(); }
   Status Append(std::span<const std::byte>) override { return Status::Ok(); }
+  void Truncate(uint32_t) override {}
 };
 
 class CountingEngine final : public TokenEngine {

@@ -54,6 +54,10 @@ class EngineSequence final : public SequenceMemory {
     return Status::Ok();
   }
 
+  void Truncate(uint32_t tokens) override {
+    llama_memory_seq_rm(memory_, sequence_, static_cast<llama_pos>(tokens), -1);
+  }
+
  private:
   void DropScratch() { llama_memory_seq_rm(memory_, scratch_, -1, -1); }
 
@@ -159,11 +163,6 @@ uint32_t LlamaEngine::Length(uint32_t sequence) const {
 
 void LlamaEngine::Clear(uint32_t sequence) {
   llama_memory_seq_rm(llama_get_memory(context_.get()), static_cast<llama_seq_id>(sequence), -1, -1);
-}
-
-void LlamaEngine::Truncate(uint32_t sequence, uint32_t tokens) {
-  llama_memory_seq_rm(llama_get_memory(context_.get()), static_cast<llama_seq_id>(sequence),
-                      static_cast<llama_pos>(tokens), -1);
 }
 
 Status LlamaEngine::Decode(std::span<const BatchToken> batch) {

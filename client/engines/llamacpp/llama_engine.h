@@ -42,8 +42,6 @@ class LlamaEngine {
   /// Tokens of a sequence in the cache.
   uint32_t Length(uint32_t sequence) const;
   void Clear(uint32_t sequence);
-  /// Drops what is behind the first `tokens` tokens.
-  void Truncate(uint32_t sequence, uint32_t tokens);
   SequenceMemory& Memory(uint32_t sequence) { return *memories_[sequence]; }
 
   /// Computes at most batch_tokens tokens. Errors: kResourceExhausted without cells; kInternal. After an

@@ -103,6 +103,8 @@ RestoreReport PrefixCache::Restore(std::span<const int32_t> tokens, SequenceMemo
     return Status::Ok();
   };
   report.ended = restore();
+  // All of a prompt may be there: but its last token has to be computed, for what comes after it.
+  if (report.tokens > 0 && report.tokens == tokens.size()) memory.Truncate(--report.tokens);
   if (report.tokens > 0 && report.ended.code() == Code::kNotFound) report.ended = Status::Ok();
   report.took = clock_.Now() - start;
   return report;
@@ -110,8 +112,7 @@ RestoreReport PrefixCache::Restore(std::span<const int32_t> tokens, SequenceMemo
 
 Result<size_t> PrefixCache::RestoreRun(const api::Sequence& sequence, size_t first, SequenceMemory& memory,
                                        TimePoint deadline, RestoreReport& report) {
-  kvtier_query query = sequence.Query(first, sequence.blocks() - first);
-  query.before_last_token = 1;
+  const kvtier_query query = sequence.Query(first, sequence.blocks() - first);
   kvtier_acquire_options options = api::AcquireOptions(CallTimeoutMs(deadline));
   options.min_precision = options_.min_precision;
   api::Outcome<api::Lease> lease = model_->Acquire(query, options);

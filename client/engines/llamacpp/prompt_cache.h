@@ -14,8 +14,9 @@ namespace kvtier::llamacpp {
 
 /// What one restore brought back.
 struct RestoreReport {
-  uint32_t tokens = 0;       ///< at the front of the sequence, now in the engine
-  uint32_t full_tokens = 0;  ///< of them in full blocks, the rest is an exact tail
+  uint32_t tokens = 0;  ///< at the front of the sequence, now in the engine
+  uint32_t full_tokens =
+      0;  ///< of full blocks, which need not be stored again: the last of them may be cut short
   std::array<uint32_t, 4> blocks_by_tier{};
   kvtier_precision lowest = KVTIER_BITS16;  ///< of the blocks
   float k_error_max = 0, v_error_max = 0;   ///< relative rms, worst block

@@ -17,6 +17,8 @@ class SequenceMemory {
   virtual Result<std::vector<std::byte>> Save(int32_t first, uint32_t tokens) = 0;
   /// Puts a state behind the tokens that are there. Errors: the engine's; then the sequence is as it was.
   virtual Status Append(std::span<const std::byte> state) = 0;
+  /// Drops what is behind the first `tokens` tokens.
+  virtual void Truncate(uint32_t tokens) = 0;
 };
 
 }  // namespace kvtier::llamacpp
