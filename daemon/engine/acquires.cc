@@ -135,7 +135,7 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
       host ? copy.place_bytes()
            : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
                  .slot_bytes;
-  if (!reader || !FitsLeaseShare(session, *reader, bytes + op.promised_bytes)) {
+  if (!reader || !FitsLeaseShare(session, *reader, bytes, op.promised_bytes)) {
     why = Code::kResourceExhausted;
     return false;
   }

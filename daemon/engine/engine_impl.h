@@ -134,7 +134,8 @@ class EngineImpl final : public Engine {
   AcquiredBlock DescribeAcquired(const AcquireOp::Item& item) const;
   void CountAcquire(const AcquireOp& op);
   Lease* FindLease(SessionId session, LeaseId lease);
-  bool FitsLeaseShare(const Session& session, TierId tier, uint64_t bytes) const;
+  /// Beside what the session has pinned and what it has been `promised`.
+  bool FitsLeaseShare(const Session& session, TierId tier, uint64_t bytes, uint64_t promised = 0) const;
   void PinForLease(Session& session, Lease& lease, EntryId entry, TierId tier);
   void UnpinForLease(Session& session, Lease& lease, EntryId entry, TierId tier);
   void EndLease(Session& session, LeaseId id);

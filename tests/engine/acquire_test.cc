@@ -241,7 +241,7 @@ TEST_F(AcquireTest, AnAcquireOfNothingGrantsNoLease) {
 
 TEST(ReadAhead, WhatFollowsAFullLeaseComesUpMeanwhileAndNoMore) {
   LadderFixture ladder({.tiers = {HostTier("warm", 512 * kKiB, CodecId::kRaw16),
-                                  ColdTier("cold", 8 * kMiB, 256 * kKiB, CodecId::kKv2p)},
+                                  ColdTier("cold", 8 * kMiB, 256 * kKiB, CodecId::kRaw16)},
                         .limits = {.lease_share = 0.05}});
   for (uint64_t number = 1; number <= 100; ++number) ladder.PutCodes(number, 1);
   ladder.harness.Settle();

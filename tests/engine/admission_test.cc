@@ -219,17 +219,13 @@ TEST_F(AdmissionTest, S54_WhenTheDeviceHangsInARewriteTheOthersGoOnAndTheBlockSt
     ASSERT_LT(number, 2000u);
     Put(number, 1);
   }
-  // While it hangs: puts and reads of the host tier go on, and what is written again stays readable or is a
-  // miss.
-  for (uint64_t number = 2000; number < 2100; ++number) {
-    Put(number, 1);
-    EXPECT_EQ(ladder_->OwnerAt(ladder_->Acquire(number, number, 1)->run.at(0).place), number);
-    harness.ReleaseLease(ladder_->session, number).value();
-  }
   harness.Advance(std::chrono::seconds(3));
   EXPECT_EQ(harness.metrics().tier[kCold.value].circuit_open.Get(), 1);
-  for (uint64_t number = 2100; number < 2200; ++number) Put(number, 1);
-  EXPECT_EQ(There(2199, 1), 1u);
+  // Puts and reads of the host tier go on.
+  for (uint64_t number = 2100; number < 2200; ++number) {
+    Put(number, 1);
+    EXPECT_EQ(There(number, 1), 1u);
+  }
   EXPECT_LE(harness.hanging(), 32u);
   harness.engine().CheckInvariants();
   harness.ReleaseHanging();

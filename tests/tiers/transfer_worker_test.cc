@@ -201,9 +201,11 @@ class FileMedium final : public Medium, public DeviceMedium {
   void EndRead(PartRead& read) override {
     Note("R", read.place);
     const IoRequest io = *std::exchange(read.device, {}).io;
-    read.bytes = io.status;
-    if (io.status.ok())
+    if (io.status.ok()) {
       read.bytes = std::span<const std::byte>(io.memory).first(image_bytes.at(read.place.slot));
+    } else {
+      read.bytes = io.status;
+    }
   }
   bool ReadyFor(const Place& place) const override { return !unready.contains(place.slot); }
   void StartWrite(PartWrite& write) override {
