@@ -229,10 +229,10 @@ TEST_F(Async, EveryTicketTellsItsEndOnce) {
 }
 
 TEST_F(Async, APutThatIsNotTakenWholeStillHasItsTicket) {
-  StartDaemon({});
-  // A block that is larger than a session's staging memory: refused before the source is read.
+  // A block of 4 MiB, more than a session's staging memory: refused before the source is read.
+  StartDaemon({.server_keys = "staging = \"1MiB\"\n", .more = {}});
   kvtier_model_spec spec = TestSpec("wide");
-  spec.layers = 128;
+  spec.layers = 2;
   spec.kv_heads = 32;
   spec.k_dim = spec.v_dim = 128;
   spec.tokens_per_block = 128;

@@ -58,6 +58,7 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
                  const DaemonSettings& settings) {
   std::ofstream out(path);
   out << "[server]\nsocket = \"" << socket << "\"\n";
+  out << settings.server_keys;
   // For whole test programs: how the daemons do their file I/O.
   if (const char* io = std::getenv("KVTIER_TEST_IO"); io != nullptr) out << "io = \"" << io << "\"\n";
   if (settings.hot_bytes > 0) {

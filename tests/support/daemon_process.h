@@ -33,6 +33,7 @@ struct DaemonSettings {
   std::string segment = "8MiB";  ///< of the cold tier
   std::string tails = "never";   ///< likewise
   std::string cold_keys = {};    ///< more lines of the cold tier's section
+  std::string server_keys = {};  ///< more lines of the server's
   std::string more;              ///< sections and keys of kvtier.toml after those of the tiers
 };
 
