@@ -69,6 +69,7 @@ std::optional<Job> TransferStream::Run(Job first, BlockIo& io) {
   closes_ = now + kColdIoTimeout / 2;
   Begin(std::move(first));
   io.RunStream(*this, now + kColdIoTimeout);
+  Report();
   KVTIER_CHECK(busy_ == 0 && ready_.empty() && ended_.empty());
   return std::exchange(next_, std::nullopt);
 }
@@ -82,7 +83,9 @@ size_t TransferStream::Share() const {
 IoRequest* TransferStream::Next() {
   Report();
   while (ready_.empty()) {
-    if (!Take()) return nullptr;
+    if (Take()) continue;
+    Report();  // what ended without any request
+    return nullptr;
   }
   IoRequest* request = ready_.front();
   ready_.pop_front();

@@ -12,7 +12,8 @@ Lease* EngineImpl::FindLease(SessionId session_id, LeaseId id) {
   return found == session->leases.end() ? nullptr : &found->second;
 }
 
-bool EngineImpl::FitsLeaseShare(const Session& session, TierId tier, uint64_t bytes, uint64_t promised) const {
+bool EngineImpl::FitsLeaseShare(const Session& session, TierId tier, uint64_t bytes,
+                                uint64_t promised) const {
   const uint64_t pinned = session.pinned_bytes[tier.value] + promised;
   const double share =
       options_.limits.lease_share * static_cast<double>(ladder_.at(tier).options.capacity_bytes);

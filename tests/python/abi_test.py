@@ -62,4 +62,4 @@ def test_every_function_of_the_header_has_a_prototype():
     from kvtier import _abi
 
     declared = set(re.findall(r"\b(kvtier_\w+)\(", re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)))
-    assert declared - {"kvtier_code_name"} == set(_abi.PROTOTYPES)
+    assert declared - {"kvtier_code_name", "kvtier_precision_name"} == set(_abi.PROTOTYPES)

@@ -190,6 +190,10 @@ class FileMedium final : public Medium, public DeviceMedium {
 
   DeviceMedium* device() override { return this; }
   void StartRead(PartRead& read) override {
+    if (refused.contains(read.place.slot)) {
+      read.bytes = Status(Code::kUnavailable, "refused");
+      return;
+    }
     Note("r", read.place);
     if (std::exchange(gated_, false)) {
       first_came.count_down();
@@ -239,7 +243,7 @@ class FileMedium final : public Medium, public DeviceMedium {
   }
 
   std::latch first_came{1}, go_on{1};
-  std::set<uint32_t> bad, unready;
+  std::set<uint32_t> bad, unready, refused;  ///< slots; reads that are refused make no request
   std::map<uint32_t, uint64_t> image_bytes;  ///< by slot
   std::vector<std::string> events;           ///< "r3": a read of slot 3 begins, "R3": ends; "w3" and "W3"
   size_t most_under_way = 0;
@@ -388,6 +392,19 @@ TEST_F(TransferStreamTest, OneThatFailsCostsItselfAlone) {
     EXPECT_EQ(completion.status.code(), bad ? Code::kUnavailable : Code::kOk) << id.value;
     EXPECT_EQ(completion.outcome.codec, bad ? CodecId::kNone : CodecId::kRaw16);
   }
+}
+
+TEST_F(TransferStreamTest, WhatEndsWithoutARequestIsReported) {
+  Begin(/*on_device=*/3);
+  medium_.refused = {0, 2};
+  medium_.go_on.count_down();
+  // First of a stream, alone in it, last of it.
+  for (const uint32_t n : {0u, 1u, 2u}) {
+    Push(ReadJob(n));
+    EXPECT_EQ(Collect(1).begin()->second.status.ok(), n == 1) << n;
+  }
+  for (const uint32_t n : {1u, 2u}) Push(ReadJob(n));
+  Collect(2);
 }
 
 TEST_F(TransferStreamTest, S49_AnExceptionCostsItsJobOnly) {
