@@ -59,11 +59,7 @@ void operator delete(void* piece, size_t, std::align_val_t) noexcept {
 namespace kvtier {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kBlocks = 100'000;
-#else
 constexpr uint64_t kBlocks = 1'000'000;
-#endif
 constexpr int64_t kMostBytesPerBlock = 200;
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
