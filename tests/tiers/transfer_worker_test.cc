@@ -55,9 +55,10 @@ class TransferWorkersTest : public testing::Test {
   /// `count` completions by job; a job that completes twice fails the test.
   std::map<JobId, Completion> Collect(size_t count) {
     std::map<JobId, Completion> done;
-    while (done.size() < count) {
-      std::optional<Completion> completion = completions_->PopUntil(InAMinute());
-      if (!completion.has_value()) break;
+    const TimePoint give_up = InAMinute();
+    while (done.size() < count && SteadyClock().Now() < give_up) {
+      std::optional<Completion> completion = completions_->PopUntil(give_up);
+      if (!completion.has_value()) continue;  // woken by a worker that found the queue full
       const JobId id = completion->id;
       EXPECT_TRUE(done.emplace(id, std::move(*completion)).second)
           << "job " << id.value << " completed twice";
