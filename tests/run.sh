@@ -39,7 +39,7 @@ run_ctest() {
   local failed=0
   ctest --test-dir "$folder" -j"$jobs" --output-on-failure --no-tests=error --timeout 300 "$@" </dev/null || failed=$?
   # Tests that this machine cannot run say why.
-  awk '/: Skipped$/ { getline; print "skipped: " $0 }' "$folder/Testing/Temporary/LastTest.log" | sort | uniq -c
+  awk '/: Skipped$/ { getline; print "skipped: " $0 } sub(/^SKIPPED /, "skipped: ")' "$folder/Testing/Temporary/LastTest.log" | sort | uniq -c
   return "$failed"
 }
 

@@ -31,3 +31,19 @@ function(kvtier_test name)
   include(GoogleTest)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
+
+# Debian's, which has Debian's pytest and numpy; the one on PATH may be another build.
+find_program(KVTIER_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH REQUIRED)
+
+# kvtier_pytest(<name> <file or folder>... [TIMEOUT s] [LABELS ...]): one ctest test. Tests that skip themselves say why, and
+# tests/run.sh prints it.
+function(kvtier_pytest name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_test(NAME ${name} COMMAND ${KVTIER_PYTHON} -B -m pytest -q -rs -p no:cacheprovider ${ARG_UNPARSED_ARGUMENTS}
+           WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+                                          ENVIRONMENT "KVTIER_BUILD=${CMAKE_BINARY_DIR}")
+endfunction()

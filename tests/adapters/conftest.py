@@ -3,10 +3,7 @@
 import importlib.util
 import os
 import pathlib
-import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -33,17 +30,7 @@ def needs(package):
 
 @pytest.fixture(scope="session", autouse=True)
 def installed_adapters(installed_wheel, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
-    shutil.copytree(ROOT / "client/adapters", folder / "source")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder, folder / "source"],
-                   check=True, timeout=120)
-    (wheel,) = folder.glob("kvtier_adapters-*-py3-none-any.whl")
-    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", folder / "site", wheel], check=True, timeout=120)
-    sys.path.insert(0, str(folder / "site"))
-    import kvtier_adapters
-
-    assert pathlib.Path(kvtier_adapters.__file__).parent == folder / "site/kvtier_adapters"
+    _python.install_wheel(tmp_path_factory.mktemp("adapters"), ROOT / "client/adapters", "kvtier_adapters")
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,13 @@
 """The Debian package that CPack makes: what is in it, what it asks for, and that its programs run from it."""
 
 import os
-import pathlib
 import re
-import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("KVTIER_BUILD", ROOT / "build"))
+from programs import BUILD, ROOT, run
+
 SCRIPTS = ("postinst", "prerm", "postrm")
-
-
-def run(*command, **more):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=100, **more)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

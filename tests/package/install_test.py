@@ -8,15 +8,9 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("KVTIER_BUILD", ROOT / "build"))
+from programs import BUILD, ROOT, run
+
 EXAMPLE = ROOT / "client/examples/store_and_fetch.c"
-
-
-def run(*command, **more):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=100, **more)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A wheel of the package, installed into an empty folder, and a daemon to talk to."""
 
+import importlib
 import os
 import pathlib
 import shutil
@@ -15,20 +16,22 @@ BUILD = pathlib.Path(os.environ.get("KVTIER_BUILD", ROOT / "build"))
 os.environ["KVTIER_LIBRARY"] = str(BUILD / "lib/libkvtier.so.1")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def installed_wheel(tmp_path_factory):
-    """Built from a copy, since the build backend writes beside its sources. No network: the backend is Debian's."""
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "client/python", folder / "source")
+def install_wheel(folder, source, package):
+    """Builds the wheel of `source` and makes it importable. From a copy, since the build backend writes beside its sources; without
+    network: the backend is Debian's."""
+    shutil.copytree(source, folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder, folder / "source"],
                    check=True, timeout=120)
-    (wheel,) = folder.glob("kvtier-*-py3-none-any.whl")
+    (wheel,) = folder.glob(f"{package}-*-py3-none-any.whl")
     subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", folder / "site", wheel], check=True, timeout=120)
     sys.path.insert(0, str(folder / "site"))
-    import kvtier
+    assert pathlib.Path(importlib.import_module(package).__file__).parent == folder / "site" / package
 
-    assert pathlib.Path(kvtier.__file__).parent == folder / "site/kvtier"
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_wheel(tmp_path_factory):
+    install_wheel(tmp_path_factory.mktemp("wheel"), ROOT / "client/python", "kvtier")
 
 
 class Daemon:
