@@ -79,7 +79,7 @@ bool EngineImpl::Handle(Acquire& c) {
   op.reply = std::move(c.reply);
   const bool lease_is_full = op.stopped_by == Code::kResourceExhausted;
   CloseAcquireWalk(op, session, c);
-  if (lease_is_full) ReadAhead(session, c, cursor_);
+  if (lease_is_full && c.max_block_bytes == 0) ReadAhead(session, c, cursor_);
   return true;
 }
 
@@ -135,11 +135,11 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
       host ? copy.place_bytes()
            : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
                  .slot_bytes;
-  if (!reader || !FitsLeaseShare(session, *reader, bytes, op.promised_bytes)) {
+  if (!reader || !FitsLeaseShare(session, *reader, bytes, op.promised_bytes[reader->value])) {
     why = Code::kResourceExhausted;
     return false;
   }
-  if (!host) op.promised_bytes += bytes;
+  if (!host) op.promised_bytes[reader->value] += bytes;
   PinForLease(session, session.leases.at(op.lease), id, *source);
   items.push_back({.entry = id, .pinned = *source, .served_from = *source, .ready = host.has_value()});
   return true;

@@ -119,7 +119,7 @@ struct AcquireOp {
   std::vector<Item> tails;
   size_t asked = 0;  ///< keys in the command
   size_t ready_prefix = 0;
-  uint64_t promised_bytes = 0;  ///< of promotions, not pinned yet
+  std::array<uint64_t, kMaxTiers> promised_bytes{};  ///< of promotions to each tier, not pinned yet
   Code stopped_by = Code::kOk;
 };
 

@@ -239,6 +239,25 @@ TEST_F(AcquireTest, AnAcquireOfNothingGrantsNoLease) {
   EXPECT_EQ(harness.metrics().leases_granted.Get(), 0u);
 }
 
+TEST(LeaseShare, OfATierIsNotSpentByWhatIsPromisedOnAnother) {
+  LadderFixture ladder(
+      {.tiers = {HostTier("hot", 256 * kKiB, CodecId::kRaw16), HostTier("warm", 2 * kMiB, CodecId::kRaw16),
+                 ColdTier("cold", 8 * kMiB, 256 * kKiB, CodecId::kRaw16)},
+       .limits = {.lease_share = 0.25}});
+  constexpr uint64_t kCold = 30;  // more than the share of hot, less than that of warm
+  for (uint64_t number = 1; number <= kCold; ++number) ladder.PutCodes(number, 1);
+  for (const uint8_t from : {0, 1})
+    ladder.harness.Call<uint64_t>(AdminDemote{.from = TierId{from}, .count = kCold, .reply = {}}).value();
+  ladder.harness.Settle();
+  ladder.PutCodes(kCold + 1, 1);
+  const auto found =
+      ladder.harness.LookupKeys(ladder.session, ladder.model, ladder.harness.ChainKeysOf(1, kCold + 1));
+  ASSERT_EQ(found->run.size(), kCold + 1);
+  ASSERT_EQ(found->run.front().tier, TierId{2});
+  ASSERT_EQ(found->run.back().tier, TierId{0});
+  EXPECT_EQ(ladder.Acquire(1, 1, kCold + 1)->run.size(), kCold + 1);
+}
+
 TEST(ReadAhead, WhatFollowsAFullLeaseComesUpMeanwhileAndNoMore) {
   LadderFixture ladder({.tiers = {HostTier("warm", 512 * kKiB, CodecId::kRaw16),
                                   ColdTier("cold", 8 * kMiB, 256 * kKiB, CodecId::kRaw16)},
