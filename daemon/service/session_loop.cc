@@ -16,8 +16,9 @@ namespace {
 
 constexpr int kEpollBatch = 64;
 constexpr int kEventsPerTurn = 1024;
-constexpr int kTurnMs = 500;  ///< the loop goes round at least so often
-constexpr int kRetryMs = 2;   ///< while the engine is owed something
+constexpr int kTurnMs = 500;                                       ///< the loop goes round at least so often
+constexpr int kRetryMs = 2;                                        ///< while the engine is owed something
+constexpr Duration kAcceptPause = std::chrono::milliseconds(500);  ///< after one that failed
 constexpr Duration kStopPatience = std::chrono::seconds(1);
 
 void Signal(int eventfd) {
@@ -109,6 +110,7 @@ void SessionLoop::Accept() {
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
       spdlog::warn("session socket: cannot accept: {}", StatusFromErrno(errno, "accept").message());
+      accept_after_ = deps_.clock.Now() + kAcceptPause;
       return PauseAccepting();
     }
     const Serial serial = next_serial_++;
@@ -128,7 +130,7 @@ void SessionLoop::PauseAccepting() {
 }
 
 void SessionLoop::SweepTimeouts(TimePoint now) {
-  if (!accepting_ && waiting_for_hello_ < kMaxWaitingForHello)
+  if (!accepting_ && now >= accept_after_ && waiting_for_hello_ < kMaxWaitingForHello)
     accepting_ = Watch(listener_.get(), EPOLLIN, kListenerTag);
   if (waiting_for_hello_ == 0) return;
   std::vector<Serial> late;

@@ -40,8 +40,7 @@ class SessionLoop {
   void Turn();
   void Drain();
   void Accept();
-  /// Leaves new connections in the listener's backlog for a turn at least: epoll would report them again and
-  /// again.
+  /// Leaves new connections in the listener's backlog: epoll would report them again and again.
   void PauseAccepting();
   void SweepTimeouts(TimePoint now);
   void Dispatch(uint64_t tag, uint32_t events);
@@ -89,6 +88,7 @@ class SessionLoop {
   Serial next_serial_ = 1;
   uint64_t next_session_ = 1;
   bool accepting_ = true;
+  TimePoint accept_after_{};  ///< not before, where it could not be done
   uint32_t waiting_for_hello_ = 0;
   std::unordered_map<Serial, std::unique_ptr<SessionConnection>> connections_;
   std::unordered_map<SessionId, Serial> by_session_;
