@@ -7,7 +7,8 @@
 
 namespace kvtier {
 
-/// One read, write or sync of a cold tier's device may take this long.
+/// One read, write or sync of a cold tier's device may take this long; in a stream of requests half of it at
+/// least.
 inline constexpr Duration kColdIoTimeout = std::chrono::seconds(5);
 
 inline IoRequest ReadRequest(int fd, uint64_t offset, std::span<std::byte> memory) {

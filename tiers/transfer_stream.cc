@@ -56,17 +56,25 @@ TransferStream::TransferStream(BoundedQueue<Job>& jobs, Workers& workers, Callba
       callbacks_(std::move(callbacks)),
       memory_io_(MakeBlockIo(BlockIoKind::kSync).value()) {
   ended_.reserve(kMaxStreamJobs);
+  for (size_t i = 0; i < kMaxStreamJobs; ++i) {
+    lanes_.push_back(std::make_unique<Lane>());
+    lanes_.back()->number = i;
+  }
 }
 
 TransferStream::~TransferStream() = default;
 
 void TransferStream::Trim() {
-  lanes_.clear();
+  for (const auto& lane : lanes_) {
+    lane->bounces = {};
+    lane->writes = {};
+  }
 }
 
 std::optional<Job> TransferStream::Run(Job first, BlockIo& io) {
   const TimePoint now = SteadyClock{}.Now();
   closes_ = now + kColdIoTimeout / 2;
+  io_ = &io;
   Begin(std::move(first));
   io.RunStream(*this, now + kColdIoTimeout);
   Report();
@@ -94,7 +102,7 @@ IoRequest* TransferStream::Next() {
 
 bool TransferStream::Take() {
   const bool full = busy_ > 0 && (bytes_ >= kMaxStreamBytes || busy_ >= Share());
-  if (full || next_.has_value() || SteadyClock{}.Now() >= closes_) return false;
+  if (full || next_.has_value() || !io_->usable() || SteadyClock{}.Now() >= closes_) return false;
   std::optional<Job> job = jobs_.TryPop();
   if (!job.has_value()) return false;
   if (CanStream(*job)) {
@@ -121,11 +129,8 @@ void TransferStream::Begin(Job job) {
 
 TransferStream::Lane& TransferStream::FreeLane() {
   const auto lane = std::ranges::find_if(lanes_, [](const auto& l) { return !l->busy; });
-  if (lane != lanes_.end()) return **lane;
-  KVTIER_CHECK(lanes_.size() < kMaxStreamJobs);
-  lanes_.push_back(std::make_unique<Lane>());
-  lanes_.back()->number = lanes_.size() - 1;
-  return *lanes_.back();
+  KVTIER_CHECK(lane != lanes_.end());
+  return **lane;
 }
 
 void TransferStream::Submit(Lane& lane, DeviceRequest& device) {
@@ -197,6 +202,7 @@ void TransferStream::End(Lane& lane) {
     closes_ = {};  // what the worker has may be broken
   }
   lane.reads.clear();
+  lane.writes.parts.clear();
   for (AlignedBuffer& bounce : lane.bounces) bounce.ShrinkToUse(kRetainedBounceBytes);
   lane.job = {};  // its staged memory is free before anybody hears of it
   lane.busy = false;

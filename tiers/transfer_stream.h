@@ -57,6 +57,7 @@ class TransferStream final : public IoStream {
 
   IoRequest* Next() override;
   void Done(IoRequest& request) override;
+  void AllDone() override { Report(); }
 
  private:
   struct Lane;
@@ -77,6 +78,7 @@ class TransferStream final : public IoStream {
   Workers& workers_;
   const Callbacks callbacks_;
   const std::unique_ptr<BlockIo> memory_io_;  ///< for media that copy and need none
+  const BlockIo* io_ = nullptr;               ///< that runs it
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::deque<IoRequest*> ready_;   ///< to be submitted
   size_t busy_ = 0;                ///< lanes

@@ -101,7 +101,7 @@ void TransferWorkers::Run(Worker& worker) {
       stream.Trim();
     } else if (CanStream(*job) && Supervised(tools, [&] { return Prepare(tools); }).ok()) {
       next = stream.Run(*std::move(job), *tools.io);
-      if (std::exchange(tools.broken, false)) tools = {};
+      if (std::exchange(tools.broken, false) || !tools.io->usable()) tools = {};
     } else {
       Completion completion = Execute(*std::move(job), tools);
       Complete({&completion, 1}, worker);

@@ -31,6 +31,8 @@ class IoStream {
   virtual IoRequest* Next() = 0;
   /// `request` has its status.
   virtual void Done(IoRequest& request) = 0;
+  /// Called when all that is known to have ended is done.
+  virtual void AllDone() {}
 };
 
 /// File I/O with many requests at once, in any order.
@@ -46,6 +48,8 @@ class BlockIo {
   /// `deadline` on requests report kDeadlineExceeded, as above. Unless the kind can do better: one by one.
   virtual void RunStream(IoStream& stream, TimePoint deadline);
   virtual const char* name() const = 0;  ///< "io_uring" or "sync"
+  /// Otherwise every request fails: make another.
+  virtual bool usable() const { return true; }
 };
 
 inline constexpr uint32_t kMaxIoInFlight = 64;

@@ -106,6 +106,7 @@ class UringBlockIo final : public BlockIo {
   Status RunBatch(std::span<IoRequest> requests, TimePoint deadline) override;
   void RunStream(IoStream& stream, TimePoint deadline) override;
   const char* name() const override { return "io_uring"; }
+  bool usable() const override { return !broken_; }
 
  private:
   void Drive(TimePoint deadline) noexcept;
@@ -180,6 +181,7 @@ void UringBlockIo::Drive(TimePoint deadline) noexcept {
     // late completion write into memory that has a new owner.
     const int error = Enter(expired_ ? TimePoint::max() : deadline);
     Reap();
+    stream_->AllDone();
     failures = error == 0 ? 0 : failures + 1;
     const bool transient = error == EINTR || error == EAGAIN || error == EBUSY || error == ENOMEM;
     if (error != 0 && (!transient || failures > kMaxEnterFailures)) {
