@@ -264,7 +264,8 @@ Status RestoreColdFormat(const std::string& path) {
   const std::string format_path = path + "/" + std::string(kFormatName);
   const Result<std::string> text = ReadWholeFile(format_path, kMaxFormatFileBytes);
   if (text.ok() && text->starts_with(kFormatTitle) && HasSoundCrc(*text)) return Status::Ok();
-  if (!text.ok() && text.status().code() != Code::kNotFound) return text.status();
+  const bool wrong = text.ok() || text.status().code() == Code::kOutOfRange;  // or longer than any
+  if (!wrong && text.status().code() != Code::kNotFound) return text.status();
   Result<ColdFormat> format = FormatOfSegments(path + "/segments");
   if (!format.ok() && !text.ok()) return text.status();  // not a cold store at all
   if (!format.ok()) return format.status();

@@ -49,9 +49,10 @@ Result<bool> ProbeDirectIo(const std::string& folder, bool allow_direct_io, Bloc
 
 /// The models of a store: one small file each, written whole and synced, because a scan cannot rebuild them.
 inline constexpr uint64_t kMaxModelFieldsBytes = uint64_t{1} << 20;
-/// Errors: kResourceExhausted (another model than the `max_models` that are there), kInvalidArgument, I/O.
+/// Errors: kOutOfRange (another model than the `max_models` that are there), kInvalidArgument, I/O.
 Status WriteModelFile(const std::string& folder, const ModelRecord& model,
                       uint32_t max_models = kMaxColdModels);
+std::string ModelFileName(const NamespaceDigest& name_space);
 /// Damaged files are counted in `dropped` and left alone.
 Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint64_t& dropped);
 

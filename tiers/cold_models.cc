@@ -45,7 +45,7 @@ Result<ModelRecord> DecodeModel(std::string_view bytes, std::string_view name) {
     return Status(Code::kDataLoss, "model file: checksum");
   }
   ModelRecord model{.name_space = {header.name_space}, .fields = std::string(bytes.substr(sizeof(header)))};
-  if (name != model.name_space.ToHex() + std::string(kModelSuffix)) {
+  if (name != ModelFileName(model.name_space)) {
     return Status(Code::kDataLoss, "model file: another's name");
   }
   return model;
@@ -58,17 +58,21 @@ Status WriteModelFile(const std::string& folder, const ModelRecord& model, uint3
     return Status(Code::kInvalidArgument,
                   "model fields of " + std::to_string(model.fields.size()) + " bytes");
   }
-  const std::string path = folder + "/" + model.name_space.ToHex() + std::string(kModelSuffix);
+  const std::string path = folder + "/" + ModelFileName(model.name_space);
   const std::string bytes = EncodeModel(model);
   const Result<std::string> present = ReadWholeFile(path, bytes.size());
   if (present.ok() && *present == bytes) return Status::Ok();
   if (!present.ok() && present.status().code() == Code::kNotFound) {
     KVTIER_ASSIGN(const std::vector<std::string> names, ListFolder(folder));
     if (names.size() >= max_models) {
-      return Status(Code::kResourceExhausted, folder + " holds " + std::to_string(max_models) + " models");
+      return Status(Code::kOutOfRange, folder + " holds " + std::to_string(max_models) + " models");
     }
   }
   return WriteFileAtomically(path, bytes);
+}
+
+std::string ModelFileName(const NamespaceDigest& name_space) {
+  return name_space.ToHex() + std::string(kModelSuffix);
 }
 
 Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint64_t& dropped) {

@@ -75,8 +75,7 @@ Status CxlModels::Put(const ModelRecord& model) {
   const auto known = known_.find(model.name_space.bytes);
   if (known != known_.end() && known->second == model.fields) return Status::Ok();
   const std::string entry = EncodeEntry(uuid_, model);
-  if (entry.size() > kCxlMetaBytes - end_)
-    return Status(Code::kResourceExhausted, "the area of models is full");
+  if (entry.size() > kCxlMetaBytes - end_) return Status(Code::kOutOfRange, "the area of models is full");
   // The header last: an entry that a power cut leaves half is none.
   const auto bytes = std::as_bytes(std::span(entry));
   memory_.Write(end_ + kUnit, bytes.subspan(kUnit));

@@ -14,7 +14,12 @@ namespace kvtier {
 inline constexpr size_t kCodecIds = 7;  ///< values of CodecId
 
 /// Of a model's record on one cold tier.
-enum class Persisted : uint8_t { kNo, kOrdered, kYes };
+enum class Persisted : uint8_t {
+  kNo,
+  kOrdered,
+  kYes,
+  kRefused,  ///< the tier keeps as many models as it may
+};
 
 struct Model {
   ModelId id;

@@ -131,11 +131,16 @@ void EngineImpl::PersistModel(ModelId id) {
 }
 
 void EngineImpl::OnPutModelDone(ModelId model, TierId tier, const Status& status) {
-  // Ordered again before the next block of the model goes to the tier.
-  models_.at(model).persisted[tier.value] = status.ok() ? Persisted::kYes : Persisted::kNo;
+  Persisted& persisted = models_.at(model).persisted[tier.value];
+  persisted = Persisted::kYes;
   if (status.ok()) return;
   ladder_.at(tier).metrics->write_errors.Add();
-  ladder_.at(tier).circuit.OnFailure(now_);
+  if (status.code() == Code::kOutOfRange) {
+    persisted = Persisted::kRefused;
+    return;
+  }
+  persisted = Persisted::kNo;  // ordered again before the next block of the model goes to the tier
+  if (IsDeviceFailure(status.code())) ladder_.at(tier).circuit.OnFailure(now_);
 }
 
 Ticket* EngineImpl::OpenTicket(Session& session, TicketId id, OpId op) {

@@ -74,6 +74,7 @@ bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<Tie
   const Target target = TargetFor(entry, from, to, purpose, Precision::kNone);
   if (to.host())
     return to.arenas->CouldFit(ladder_.ClassOf(entry, target.codec->id, target.image_bytes).slot_bytes);
+  if (models_.at(entry.model).persisted[to.id.value] == Persisted::kRefused) return false;
   return to.circuit.Allows(now_) && (to.segments->has_segments() || now_ >= to.grow_after) &&
          to.segments->CouldFit(ColdRecordBytes(target.image_bytes));
 }
@@ -258,16 +259,18 @@ void EngineImpl::OnCommitDone(TransferId id, const Completion& completion) {
   Status status = completion.status;
   Tier& to = ladder_.at(transfer.to);
   LoseTailsNotCommitted(transfer, completion);
-  const Model& model = models_.at(table_.at(transfer.entry).model);
-  if (status.ok() && model.persisted[to.id.value] != Persisted::kYes) {
-    // A restart would not know whose block this is.
-    status = Status(Code::kUnavailable, "the record of the block's model could not be written");
-  }
   if (status.ok()) {
     to.circuit.OnSuccess();
   } else {
-    to.metrics->write_errors.Add();
     to.circuit.OnFailure(now_);
+  }
+  const Model& model = models_.at(table_.at(transfer.entry).model);
+  if (status.ok() && model.persisted[to.id.value] != Persisted::kYes) {
+    // A restart would not know whose block this is. The device has proved to be well.
+    status = Status(Code::kUnavailable, "the record of the block's model could not be written");
+  }
+  if (!status.ok()) {
+    to.metrics->write_errors.Add();
     to.segments->Seal(ladder_.PlaceOf(table_.copy(transfer.entry, to.id)));
   }
   FinishTransfer(id, ForCallers(status));

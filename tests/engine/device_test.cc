@@ -189,6 +189,27 @@ TEST_F(DeviceTest, S45_ABlockIsNotDurableWithoutTheRecordOfItsModel) {
   EXPECT_EQ(Hits(2, 1), 1u);
 }
 
+TEST_F(DeviceTest, AModelMoreThanTheTierKeepsCostsItsOwnBlocksAlone) {
+  PutCodes(1, 1, Durability::kDurable);
+  ASSERT_EQ(WaitLast()->blocks[0].code, Code::kOk);
+  harness.fake().cold_fault = [&](const ColdJob& job) -> std::optional<Status> {
+    if (!std::holds_alternative<PutModelJob>(job.work)) return std::nullopt;
+    return Status(Code::kOutOfRange, "the folder holds as many models as it may");
+  };
+  const ModelId first = model;
+  ModelSpec more = spec;
+  for (int i = 0; i < 3; ++i) {
+    more.model_id = "more" + std::to_string(i);
+    model = harness.Register(session, more);
+    PutCodes(100, 1, Durability::kDurable);
+    EXPECT_NE(WaitLast()->blocks[0].code, Code::kOk);
+    EXPECT_EQ(harness.metrics().tier[2].circuit_open.Get(), 0);
+    model = first;
+    PutCodes(10 + static_cast<uint64_t>(i), 1, Durability::kDurable);
+    EXPECT_EQ(WaitLast()->blocks[0].code, Code::kOk);
+  }
+}
+
 TEST_F(DeviceTest, S42_AFullDiskMakesTheTierSmallerUntilSpaceReturns) {
   std::set<uint32_t> files;
   size_t room = 3;
