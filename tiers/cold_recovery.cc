@@ -120,6 +120,7 @@ class Recovery {
       out_.segments.push_back({.number = number,
                                .sequence = segment.sequence,
                                .used_bytes = segment.sequence == 0 ? segment_bytes : kColdSegmentHeaderBytes,
+                               .unread = segment.unread,
                                .part = std::nullopt});
     }
     std::sort(out_.segments.begin(), out_.segments.end(),

@@ -60,10 +60,10 @@ class Repair {
     out_.headers_lost = second.damaged_headers;
     out_.headers_repaired = first.damaged_headers - second.damaged_headers;
     KVTIER_TRY(BuryDamaged(segments, second.segments));
-    KVTIER_TRY(EmptyLost(segments, second.segments));
+    KVTIER_TRY(EmptyLost(segments, first.segments, second.segments));
+    KVTIER_ASSIGN(out_.removed_files, RemoveDamagedModels(folder_.models()));
     KVTIER_TRY(BuryOrphans(segments, second.blocks));
     out_.blocks = second.blocks.size();
-    KVTIER_ASSIGN(out_.removed_files, RemoveDamagedModels(folder_.models()));
     KVTIER_TRY(RemoveLeftovers());
     KVTIER_TRY(index_->MarkClean());
     return out_;
@@ -97,23 +97,31 @@ class Repair {
   }
 
   /// Nobody knows in which use a segment without a sound header is: as a daemon would, a new one is begun.
-  Status EmptyLost(ColdSegments& segments, std::span<const RecoveredSegment> found) {
+  /// Not where the device failed, now or since the first look: it may give the header another time.
+  Status EmptyLost(ColdSegments& segments, std::span<const RecoveredSegment> before,
+                   std::span<const RecoveredSegment> found) {
     uint64_t sequence = 0;
+    std::set<uint32_t> keep;
     for (const RecoveredSegment& segment : found) sequence = std::max(sequence, segment.sequence);
+    for (const RecoveredSegment& segment : before) {
+      sequence = std::max(sequence, segment.sequence);
+      if (segment.unread || segment.sequence != 0) keep.insert(segment.number);
+    }
     for (const RecoveredSegment& segment : found) {
-      if (segment.sequence == 0) KVTIER_TRY(segments.Recycle(segment.number, ++sequence, io_));
+      if (segment.sequence != 0 || segment.unread || keep.contains(segment.number)) continue;
+      KVTIER_TRY(segments.Recycle(segment.number, ++sequence, io_));
     }
     return Status::Ok();
   }
 
+  /// Blocks of models that have no file. One that only could not be read now may be read another time.
   Status BuryOrphans(ColdSegments& segments, std::vector<RecoveredBlock>& blocks) {
-    uint64_t damaged_models = 0;
-    KVTIER_ASSIGN(const std::vector<ModelRecord> models, ReadModelFiles(folder_.models(), damaged_models));
-    std::set<decltype(NamespaceDigest::bytes)> names;
-    for (const ModelRecord& model : models) names.insert(model.name_space.bytes);
-    const auto orphans = std::stable_partition(
-        blocks.begin(), blocks.end(),
-        [&](const RecoveredBlock& block) { return names.contains(block.identity.name_space.bytes); });
+    KVTIER_ASSIGN(const std::vector<std::string> files, ListFolder(folder_.models()));
+    const std::set<std::string> names(files.begin(), files.end());
+    const auto orphans =
+        std::stable_partition(blocks.begin(), blocks.end(), [&](const RecoveredBlock& block) {
+          return names.contains(ModelFileName(block.identity.name_space));
+        });
     std::vector<ColdRecord> dead;
     for (const RecoveredBlock& block : std::span(orphans, blocks.end())) {
       dead.push_back(block);

@@ -147,25 +147,29 @@ Result<ColdSegments::Found> ColdSegments::Inspect(uint32_t number, BlockIo& io) 
   if (::fstat(file->fd.get(), &info) != 0) return StatusFromErrno(errno, "stat " + PathOf(number));
   Found found{.number = number, .file_bytes = static_cast<uint64_t>(info.st_size)};
   if (!S_ISREG(info.st_mode)) return found;
+  if (found.file_bytes >= kColdSegmentHeaderBytes) KVTIER_TRY(ReadUse(*file, io, found));
   if (found.file_bytes < options_.segment_bytes) {
     // What is written behind the cut needs a file of full size, its space reserved. `found` still says where
     // the cut was.
     Allocate(file->fd.get(), options_.segment_bytes, PathOf(number))
         .IgnoreBecause("where the disk is full a write into the segment says so, and a recycle tries again");
   }
-  if (found.file_bytes < kColdSegmentHeaderBytes) return found;
+  return found;
+}
 
+Status ColdSegments::ReadUse(const File& file, BlockIo& io, Found& found) const {
   AlignedBuffer buffer;
   KVTIER_ASSIGN(std::span<std::byte> block, buffer.Reserve(kColdBlockBytes));
   const std::span<std::byte> memory = block.first(kColdBlockBytes);
-  if (!RunWithTimeout(io, ReadRequest(file->fd.get(), 0, memory)).ok()) return found;
+  found.unread = !RunWithTimeout(io, ReadRequest(file.fd.get(), 0, memory)).ok();
+  if (found.unread) return Status::Ok();
 
   SegmentHeader header;
   std::memcpy(&header, block.data(), sizeof(header));
-  const Status sound = CheckSegmentHeader(header, options_.uuid, number, options_.segment_bytes);
+  const Status sound = CheckSegmentHeader(header, options_.uuid, found.number, options_.segment_bytes);
   if (sound.code() == Code::kFailedPrecondition) return sound;
   if (sound.ok()) found.sequence = header.sequence;
-  return found;
+  return Status::Ok();
 }
 
 Status ColdSegments::WriteHeader(const File& file, uint32_t number, uint64_t sequence, BlockIo& io) const {

@@ -39,7 +39,8 @@ class ColdSegments {
 
   struct Found {
     uint32_t number = 0;
-    uint64_t sequence = 0;    ///< 0: the header is damaged
+    uint64_t sequence = 0;    ///< 0: the header is damaged, or could not be read
+    bool unread = false;      ///< the latter
     uint64_t file_bytes = 0;  ///< may be less than segment_bytes: truncated
   };
 
@@ -96,6 +97,8 @@ class ColdSegments {
   Result<FilePtr> CreateFile(uint32_t number, uint64_t sequence, BlockIo& io) const;
   static Status SetAside(const std::string& path);
   Result<Found> Inspect(uint32_t number, BlockIo& io) const;
+  /// Fills sequence and unread in. Errors: kFailedPrecondition for a sound header of another store.
+  Status ReadUse(const File& file, BlockIo& io, Found& found) const;
   Status WriteHeader(const File& file, uint32_t number, uint64_t sequence, BlockIo& io) const;
   void KeepOpen(Segment& segment, FilePtr file);
 

@@ -78,6 +78,7 @@ struct RecoveredSegment {
   /// Append position: everything below it is taken, live or not. A segment whose header is damaged counts as
   /// full, without blocks and with sequence 0: recycle it.
   uint64_t used_bytes = 0;
+  bool unread = false;                ///< the header was not damaged: the device did not give it
   std::optional<ColdPart> part = {};  ///< of its records; none: it has none
 };
 

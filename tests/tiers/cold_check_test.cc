@@ -248,6 +248,18 @@ TEST_F(ColdCheckTest, S44_BlocksOfADamagedModelFileAreOrphansThatRepairDrops) {
   EXPECT_TRUE(repaired.sound()) << testing::PrintToString(repaired.damage);
 }
 
+TEST_F(ColdCheckTest, BlocksOfAModelFileThatCannotBeReadAreKept) {
+  StoreAndClose();
+  const std::string kept = folder_.path() + "-model";
+  fs::rename(ModelPath(), kept);
+  fs::create_symlink(ModelPath(), ModelPath());  // opening it fails, whoever does
+  EXPECT_EQ(Repair().marked_dead, 0u);
+  fs::remove(ModelPath());
+  fs::rename(kept, ModelPath());
+  EXPECT_TRUE(Check().sound());
+  ExpectAllBut({});
+}
+
 TEST_F(ColdCheckTest, S44_ASegmentWhoseHeaderNobodyKnowsIsEmptied) {
   StoreAndClose();
   FlipBit(SegmentPath(0), 17);
@@ -327,6 +339,9 @@ TEST_F(ColdCheckTest, S44_ADamagedFormatFileIsRefusedByACheckAndRestoredFromTheS
     ASSERT_TRUE(RestoreColdFormat(folder_.path()).ok());
     ASSERT_EQ(Snapshot(folder_.path()).at(path), format);
   }
+  fs::resize_file(path, 1 << 20);
+  ASSERT_TRUE(RestoreColdFormat(folder_.path()).ok());
+  ASSERT_EQ(Snapshot(folder_.path()).at(path), format);
   fs::remove(path);
   EXPECT_EQ(CheckColdStore(folder_.path()).status().code(), Code::kNotFound);
   EXPECT_EQ(Repair().blocks, kBlocks);

@@ -281,6 +281,20 @@ TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAside) {
   EXPECT_TRUE(fs::exists(folder_.path() + "/segments/readme.txt"));
 }
 
+TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAsideAsItIs) {
+  TempFolder other;
+  store_.reset();
+  OpenStore(other.path());
+  allocator_ = TestAllocator();
+  Store(50);
+  store_.reset();
+  fs::copy_file(other.path() + "/segments/00000000.seg", SegmentPath(7));
+  fs::resize_file(SegmentPath(7), kTestSegmentBytes / 2);
+  recovery_ = OpenStore(folder_.path());
+  EXPECT_EQ(recovery_.foreign_files, 1u);
+  EXPECT_EQ(fs::file_size(SegmentPath(7) + ".foreign"), kTestSegmentBytes / 2);
+}
+
 TEST_F(ColdRecoveryTest, WhatIsSetAsideCountsForTheCapacity) {
   StoreMany(3);
   store_.reset();
@@ -304,7 +318,7 @@ TEST_F(ColdRecoveryTest, FilesOfModelsStayInsideTheReserve) {
     return ModelRecord{.name_space = DigestOf<NamespaceDigest>(number), .fields = "fields"};
   };
   for (uint32_t i = 2; i <= limit; ++i) ASSERT_TRUE(store_->PutModel(model(1000 + i)).ok()) << i;
-  EXPECT_EQ(store_->PutModel(model(1)).code(), Code::kResourceExhausted);
+  EXPECT_EQ(store_->PutModel(model(1)).code(), Code::kOutOfRange);
   EXPECT_TRUE(store_->PutModel(model(1002)).ok()) << "it is there";
   Reopen();
   EXPECT_EQ(recovery_.models.size(), limit);

@@ -187,7 +187,7 @@ TEST_F(CxlStoreTest, ModelsEndWhereTheirAreaDoes) {
     status = store_->PutModel(
         {.name_space = DigestOf<NamespaceDigest>(100 + count), .fields = std::string(4000, 'x')});
   }
-  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(status.code(), Code::kOutOfRange);
   const ColdRecord record = Store(1);
   EXPECT_TRUE(CheckBlock(*store_, *io_, record, 1).ok());
   Reopen();
