@@ -6,9 +6,9 @@ import re
 import signal
 import subprocess
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from conftest import ROOT, get
+
 ADDRESSES = ("overview", "a tier", "queries", "alerts", "metrics")
 
 
@@ -37,11 +37,6 @@ def processes_of(folder):
         except OSError:
             pass
     return found
-
-
-def get(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return answer.read().decode()
 
 
 def test_it_shows_a_loaded_daemon_and_cleans_up(tmp_path):

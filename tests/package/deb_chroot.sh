@@ -11,7 +11,11 @@ tree=""
 daemon=""
 
 finish() {
-  [ -z "$daemon" ] || kill -KILL "$daemon" 2>/dev/null || true
+  if [ -n "$daemon" ]; then
+    kill -KILL "$daemon" 2>/dev/null || true
+    # Until it is gone its tree cannot be taken down.
+    wait "$daemon" 2>/dev/null || true
+  fi
   if [ -n "$state" ]; then
     umount "$tree/proc" 2>/dev/null || true
     rm -rf --one-file-system "$state"
@@ -50,10 +54,12 @@ check_as_installed() {
     fi
     sleep 0.1
   done 2>/dev/null
-  kill -TERM "$daemon"
-  wait "$daemon"
+  [ "$answered" = yes ] || { echo "the installed daemon did not answer kvtierctl in 10 s"; exit 1; }
+  local ended=0
+  kill -TERM "$daemon" || true
+  wait "$daemon" || ended=$?
   daemon=""
-  [ "$answered" = yes ]
+  [ "$ended" = 0 ] || { echo "the installed daemon ended with $ended"; exit 1; }
 }
 
 main() {

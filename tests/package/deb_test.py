@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 
 import pytest
 
@@ -46,6 +47,26 @@ def test_its_scripts_are_sound_and_speak_of_what_is_in_it(package):
     assert "cp /usr/share/kvtier/kvtier.toml" in (package / "DEBIAN/postinst").read_text()
     unit = (package / "usr/lib/systemd/system/kvtierd.service").read_text()
     assert "ExecStart=/usr/bin/kvtierd --config /etc/kvtier/kvtier.toml" in unit
+
+
+@pytest.mark.parametrize("failing", ["", "daemon-reload", "try-restart"])
+def test_an_upgrade_ends_well_whatever_systemd_says(package, tmp_path, failing):
+    etc, systemd, bin_folder = tmp_path / "etc", tmp_path / "systemd", tmp_path / "bin"
+    for folder in (etc, systemd, bin_folder):
+        folder.mkdir()
+    (etc / "kvtier.toml").write_text("# mine")
+    for name, script in {"systemctl": f'echo "$1" >>"{tmp_path}/asked"; [ "$1" != "{failing}" ]', "getent": "true"}.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+    script = (package / "DEBIAN/postinst").read_text()
+    for path, ours in {"/etc/kvtier": etc, "/run/systemd/system": systemd}.items():
+        assert path in script
+        script = script.replace(path, str(ours))
+    done = subprocess.run(["sh", "-c", script, "postinst", "configure", "0.0.1"], capture_output=True, text=True, timeout=20,
+                          env={"PATH": f"{bin_folder}:/usr/bin:/bin"})
+    assert (done.returncode, (tmp_path / "asked").read_text().split()) == (0, ["daemon-reload", "try-restart"])
+    assert ("kvtier" in done.stderr) == bool(failing)
+    assert (etc / "kvtier.toml").read_text() == "# mine"
 
 
 def test_its_programs_run_from_where_they_are(package):
