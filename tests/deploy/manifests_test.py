@@ -13,7 +13,10 @@ from conftest import BUILD, ROOT
 
 CONTAINER = ROOT / "deploy/container"
 KUBERNETES = ROOT / "deploy/kubernetes"
-MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
+DEPLOYMENTS = ("daemonset", "sidecar")
+MANIFESTS = sorted(KUBERNETES.glob("*/*.yaml"))
+APPLIED = [manifest for manifest in MANIFESTS if manifest.name != "kustomization.yaml"]
+OPERATORS = "monitoring.coreos.com/v1"
 UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "g": 1 << 30}
 
 
@@ -79,10 +82,8 @@ def test_hadolint_finds_nothing_in_the_dockerfile():
 
 def configurations():
     yield "container", (CONTAINER / "kvtier.toml").read_text()
-    for manifest in MANIFESTS:
-        for document in yaml.safe_load_all(manifest.read_text()):
-            if document["kind"] == "ConfigMap":
-                yield manifest.name, document["data"]["kvtier.toml"]
+    for name in DEPLOYMENTS:
+        yield name, (KUBERNETES / name / "kvtier.toml").read_text()
 
 
 @pytest.mark.parametrize("name, text", configurations(), ids=[name for name, _ in configurations()])
@@ -125,32 +126,80 @@ def documents(manifest):
     return list(yaml.safe_load_all(manifest.read_text()))
 
 
-def pods(manifest):
-    for document in documents(manifest):
-        if document["kind"] == "Pod":
-            yield document["spec"]
-        elif document["kind"] == "DaemonSet":
-            template = document["spec"]["template"]
-            assert document["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-            yield template["spec"]
+def of_kind(kind, name):
+    (found,) = [document for manifest in (KUBERNETES / name).glob("*.yaml") for document in documents(manifest)
+                if document["kind"] == kind]
+    return found
+
+
+def template(name):
+    return of_kind({"daemonset": "DaemonSet", "sidecar": "Deployment"}[name], name)["spec"]["template"]
 
 
 def all_pods():
-    return [(manifest.name, pod) for manifest in MANIFESTS for pod in pods(manifest)]
+    return [(name, template(name)["spec"]) for name in DEPLOYMENTS]
 
 
 def containers(pod):
     return pod.get("initContainers", []) + pod["containers"]
 
 
-def test_there_are_a_daemon_set_and_a_sidecar():
-    assert {name for name, _ in all_pods()} == {"daemonset.yaml", "sidecar.yaml"}
+def test_what_selects_pods_finds_them():
+    for name, kind in (("daemonset", "DaemonSet"), ("sidecar", "Deployment"), ("sidecar", "PodDisruptionBudget")):
+        assert of_kind(kind, name)["spec"]["selector"]["matchLabels"].items() <= template(name)["metadata"]["labels"].items()
+    monitored = of_kind("Service", "monitoring")
+    assert monitored["spec"]["selector"].items() <= template("daemonset")["metadata"]["labels"].items()
+    (port,) = monitored["spec"]["ports"]
+    monitors = {"daemonset": (of_kind("ServiceMonitor", "monitoring"), "endpoints", monitored["metadata"]["labels"]),
+                "sidecar": (of_kind("PodMonitor", "monitoring"), "podMetricsEndpoints", template("sidecar")["metadata"]["labels"])}
+    for name, (monitor, endpoints, labels) in monitors.items():
+        assert monitor["apiVersion"] == OPERATORS and monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        (endpoint,) = monitor["spec"][endpoints]
+        (ports,) = [container["ports"] for container in containers(template(name)["spec"]) if container["name"] == "kvtierd"]
+        assert endpoint["port"] == port["name"] == port["targetPort"] == ports[0]["name"] and port["port"] == ports[0]["containerPort"]
+        # The rules and the consoles ask for this job.
+        assert {"targetLabel": "job", "replacement": "kvtier"} in endpoint["relabelings"]
+
+
+def test_the_rules_for_an_operator_are_those_of_monitoring():
+    done = subprocess.run([KUBERNETES / "monitoring/prometheus-rule.sh"], capture_output=True, text=True, check=True, timeout=20)
+    made = yaml.safe_load(done.stdout)
+    assert (made["apiVersion"], made["kind"]) == (OPERATORS, "PrometheusRule")
+    shipped = [group for file in ("recording.yml", "alerts.yml")
+               for group in yaml.safe_load((ROOT / "monitoring/rules" / file).read_text())["groups"]]
+    assert made["spec"] == {"groups": shipped}
+
+
+def rendered(folder):
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here to put the manifests together")
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_change_of_the_configuration_is_a_change_of_the_pods(name, tmp_path):
+    def mounted(folder):
+        documents_made = rendered(folder)
+        (config,) = [one for one in documents_made if one["kind"] == "ConfigMap"]
+        (pod,) = [one["spec"]["template"]["spec"] for one in documents_made if one["kind"] in ("DaemonSet", "Deployment")]
+        (volume,) = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+        assert volume == config["metadata"]["name"]
+        assert config["data"] == {"kvtier.toml": (folder / "kvtier.toml").read_text()}
+        return volume
+
+    folder = tmp_path / name
+    shutil.copytree(KUBERNETES / name, folder)
+    before = mounted(folder)
+    with open(folder / "kvtier.toml", "a") as config:
+        config.write("[limits]\nsessions = 7\n")
+    assert mounted(folder) != before
 
 
 @pytest.mark.parametrize("name, pod", all_pods(), ids=[name for name, _ in all_pods()])
 def test_what_a_pod_refers_to_is_there(name, pod):
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    maps = {document["metadata"]["name"] for document in documents(KUBERNETES / name) if document["kind"] == "ConfigMap"}
+    maps = {made["name"] for made in of_kind("Kustomization", name)["configMapGenerator"]}
     assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= maps
     for container in containers(pod):
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
@@ -167,7 +216,7 @@ def test_what_a_pod_refers_to_is_there(name, pod):
 def test_a_pod_has_no_privileges_and_memory_for_its_configuration(name, pod):
     assert not pod["automountServiceAccountToken"]
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == USER
-    (config,) = [text for manifest, text in configurations() if manifest == name]
+    config = dict(configurations())[name]
     for container in containers(pod):
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False and context["capabilities"]["drop"] == ["ALL"]
@@ -181,8 +230,9 @@ def test_a_pod_has_no_privileges_and_memory_for_its_configuration(name, pod):
             assert seccomp == {"type": "Localhost", "localhostProfile": "profiles/kvtier.json"}
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("manifest", APPLIED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_kubernetes_knows_every_field(manifest):
     validate = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate (PyPI) here to check schemas")
     for document in documents(manifest):
-        validate.validate(document, "1.30", strict=True)
+        if document["apiVersion"] != OPERATORS:
+            validate.validate(document, "1.30", strict=True)
