@@ -53,6 +53,12 @@ class Settings:
         return cls(**(options or {}))
 
 
+def require(condition: bool, what: str) -> None:
+    """Errors: ValueError when it does not hold."""
+    if not condition:
+        raise ValueError(f"kvtier: {what}")
+
+
 def dtype_of(name: Any) -> kvtier.DType:
     """Of a torch dtype or its name. Errors: ValueError for what is neither FP16 nor BF16."""
     plain = str(name).removeprefix("torch.")
@@ -99,7 +105,7 @@ class Breaker:
     def __init__(self, retry_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._retry_s, self._clock, self._closed_until = retry_ms / 1000, clock, float("-inf")
 
-    def is_open(self) -> bool:
+    def allows(self) -> bool:
         return self._clock() >= self._closed_until
 
     def trip(self) -> None:
@@ -185,10 +191,10 @@ class Store:
 
     def _connected(self) -> kvtier.Model | None:
         model = self._model
-        if model is not None or not self._breaker.is_open():
+        if model is not None or not self._breaker.allows():
             return model
         with self._lock:
-            if self._model is None and not self._closed and self._breaker.is_open():
+            if self._model is None and not self._closed and self._breaker.allows():
                 try:
                     if self._client is None:
                         self._client = kvtier.Client(self._settings.socket, name="kvtier-adapters",
@@ -203,7 +209,7 @@ class Store:
 
     def _call(self, ask: Callable[[kvtier.Model], Any], timeout_ms: int | None, miss: Any) -> Any:
         model = self._connected()
-        if model is None or not self._breaker.is_open():
+        if model is None or not self._breaker.allows():
             return miss
         start = self._clock()
         try:

@@ -19,34 +19,29 @@ from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, HiCacheStorage
 
 import kvtier
 
-from .blocks import Settings, Store, digest_of, dtype_of
+from .blocks import Settings, Store, digest_of, dtype_of, require
 
 # SGLang's names of host layouts, and the axes of what a page is there.
 _AXES = {"layer_first": "lthd", "page_first": "tlhd", "page_first_direct": "lthd", "page_head": "htld"}
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(f"kvtier: {what}")
 
 
 class HostPool:
     """SGLang's host memory as views of pages. Errors: ValueError for what is not plain K and V."""
 
     def __init__(self, pool: Any) -> None:
-        _require(pool.layout in _AXES, f"--hicache-mem-layout {pool.layout} is not supported, only {', '.join(_AXES)}")
-        _require(pool.page_size in (64, 128), f"--page-size is {pool.page_size}: it must be 64 or 128")
-        _require(hasattr(pool, "k_buffer") and hasattr(pool, "v_buffer"), "the host pool holds no K and V")
-        _require(pool.head_dim == getattr(pool, "v_head_dim", pool.head_dim), "K and V of different sizes are not supported")
+        require(pool.layout in _AXES, f"--hicache-mem-layout {pool.layout} is not supported, only {', '.join(_AXES)}")
+        require(pool.page_size in (64, 128), f"--page-size is {pool.page_size}: it must be 64 or 128")
+        require(hasattr(pool, "k_buffer") and hasattr(pool, "v_buffer"), "the host pool holds no K and V")
+        require(pool.head_dim == getattr(pool, "v_head_dim", pool.head_dim), "K and V of different sizes are not supported")
         # A draft model's K and V of a token depend on the next token, which is not in the key.
-        _require(pool.layer_num == getattr(pool, "target_layer_num", pool.layer_num), "draft layers are not supported")
+        require(pool.layer_num == getattr(pool, "target_layer_num", pool.layer_num), "draft layers are not supported")
         self.page_tokens, self.layers, self.heads, self.dim = pool.page_size, pool.layer_num, pool.head_num, pool.head_dim
         self.dtype = dtype_of(pool.dtype)
         self._layout, self._k, self._v = pool.layout, pool.k_buffer, pool.v_buffer
 
     def view(self, token: int) -> kvtier.View:
         """Of the page that begins at this index of the pool."""
-        _require(token % self.page_tokens == 0, "a page does not begin at a multiple of its size")
+        require(token % self.page_tokens == 0, "a page does not begin at a multiple of its size")
         return kvtier.View(self._page(self._k, token), _AXES[self._layout], v=self._page(self._v, token))
 
     def _page(self, buffer: torch.Tensor, token: int) -> torch.Tensor:
@@ -63,11 +58,11 @@ class KvtierStorage(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         extra = storage_config.extra_config or {}
         self._settings = Settings.of(extra.get("kvtier"))
-        _require(bool(extra.get("interface_v1")), 'the extra configuration needs "interface_v1": 1')
-        _require(bool(self._settings.revision), 'the extra configuration needs a "revision" under "kvtier"')
-        _require(bool(storage_config.model_name), "the model has no name")
-        _require(not storage_config.is_mla_model, "latent (MLA) caches hold no K and V")
-        _require(not storage_config.should_split_heads, "split heads are not supported")
+        require(bool(extra.get("interface_v1")), 'the extra configuration needs "interface_v1": 1')
+        require(bool(self._settings.revision), 'the extra configuration needs a "revision" under "kvtier"')
+        require(bool(storage_config.model_name), "the model has no name")
+        require(not storage_config.is_mla_model, "latent (MLA) caches hold no K and V")
+        require(not storage_config.should_split_heads, "split heads are not supported")
         self._config = storage_config
         self._pool: HostPool | None = None
         self._store: Store | None = None
@@ -143,5 +138,5 @@ class KvtierStorage(HiCacheStorage):
 
     def _first_tokens(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[int]:
         size = self._pool.page_tokens
-        _require(len(host_indices) == len(keys) * size, "there are not as many host indices as the pages have tokens")
+        require(len(host_indices) == len(keys) * size, "there are not as many host indices as the pages have tokens")
         return host_indices[::size].tolist()

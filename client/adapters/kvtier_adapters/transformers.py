@@ -18,14 +18,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 import kvtier
 
-from .blocks import Settings, Store, digest_of, dtype_of, model_config_facts
+from .blocks import Settings, Store, digest_of, dtype_of, model_config_facts, require
 
 _ATTENTION = {"full_attention"}
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(f"kvtier: {what}")
 
 
 def weights_revision(model: PreTrainedModel) -> str:
@@ -39,14 +34,14 @@ def weights_revision(model: PreTrainedModel) -> str:
 
 def _model_spec(model: PreTrainedModel, settings: Settings) -> kvtier.ModelSpec:
     config = model.config.get_text_config(decoder=True)
-    _require(set(getattr(config, "layer_types", None) or _ATTENTION) <= _ATTENTION
-             and not getattr(config, "sliding_window", None), "models with other layers than full attention are not supported")
+    require(set(getattr(config, "layer_types", None) or _ATTENTION) <= _ATTENTION
+            and not getattr(config, "sliding_window", None), "models with other layers than full attention are not supported")
     # Images and sounds stand as the same tokens whatever they show.
-    _require(config is model.config, "multimodal models are not supported: a key names tokens alone")
-    _require(not model.config.is_encoder_decoder, "encoder-decoder models are not supported")
+    require(config is model.config, "multimodal models are not supported: a key names tokens alone")
+    require(not model.config.is_encoder_decoder, "encoder-decoder models are not supported")
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    _require(not hasattr(config, "kv_lora_rank"), "latent (MLA) caches are not supported")
+    require(not hasattr(config, "kv_lora_rank"), "latent (MLA) caches are not supported")
     adapters = getattr(model, "active_adapters", None) if getattr(model, "_hf_peft_config_loaded", False) else None
     facts = {"engine": "transformers", "config": model_config_facts(config),
              "quantization": bool(getattr(model, "is_quantized", False))}
@@ -107,7 +102,7 @@ class PrefixStore:
     def save(self, cache: KvtierCache, output_ids: torch.Tensor) -> bool:
         """`output_ids`: what generate() returned, the prompt and the new tokens. The last of them may have no K and V."""
         tokens = _tokens(output_ids)
-        _require(tokens[:len(cache.tokens)] == cache.tokens, "the output does not begin with the prompt of the cache")
+        require(tokens[:len(cache.tokens)] == cache.tokens, "the output does not begin with the prompt of the cache")
         tokens = tokens[:cache.get_seq_length()]
         if not tokens:
             return True
@@ -127,5 +122,5 @@ def _view(keys: list[torch.Tensor], values: list[torch.Tensor]) -> kvtier.View:
 
 
 def _tokens(ids: torch.Tensor) -> list[int]:
-    _require(ids.dim() == 2 and ids.shape[0] == 1, "one sequence at a time is supported, as a tensor of shape (1, tokens)")
+    require(ids.dim() == 2 and ids.shape[0] == 1, "one sequence at a time is supported, as a tensor of shape (1, tokens)")
     return ids[0].tolist()

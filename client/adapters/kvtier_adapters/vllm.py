@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import kvtier
 
-from .blocks import Background, Settings, Store, digest_of, dtype_of, folder_revision, logger, model_config_facts
+from .blocks import Background, Settings, Store, digest_of, dtype_of, folder_revision, logger, model_config_facts, require
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,20 +62,15 @@ class KvtierMetadata(KVConnectorMetadata):
     saves: list[Transfer] = field(default_factory=list)
 
 
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(f"kvtier: {what}")
-
-
 def attention_spec(kv_cache_config: KVCacheConfig) -> FullAttentionSpec:
     """Errors: ValueError for caches that are not one group of plain K and V."""
     groups = kv_cache_config.kv_cache_groups
-    _require(len(groups) == 1, "models with several kinds of attention layers are not supported")
+    require(len(groups) == 1, "models with several kinds of attention layers are not supported")
     spec = groups[0].kv_cache_spec
     # Latent (MLA) caches are a subclass, and hold no K and V.
-    _require(type(spec) is FullAttentionSpec, f"a cache of {type(spec).__name__} is not supported, only of full attention")
-    _require(spec.head_size == spec.head_size_v, "K and V of different sizes are not supported")
-    _require(TOKENS_PER_BLOCK % spec.block_size == 0, f"--block-size {spec.block_size} does not divide {TOKENS_PER_BLOCK}")
+    require(type(spec) is FullAttentionSpec, f"a cache of {type(spec).__name__} is not supported, only of full attention")
+    require(spec.head_size == spec.head_size_v, "K and V of different sizes are not supported")
+    require(TOKENS_PER_BLOCK % spec.block_size == 0, f"--block-size {spec.block_size} does not divide {TOKENS_PER_BLOCK}")
     dtype_of(spec.dtype)
     return spec
 
@@ -83,16 +78,16 @@ def attention_spec(kv_cache_config: KVCacheConfig) -> FullAttentionSpec:
 def check_config(config: VllmConfig) -> None:
     """Errors: ValueError for what would make hits wrong or failures fatal."""
     parallel, transfer = config.parallel_config, config.kv_transfer_config
-    _require(parallel.pipeline_parallel_size == 1, "pipeline parallelism is not supported")
-    _require(parallel.decode_context_parallel_size == 1 and parallel.prefill_context_parallel_size == 1,
-             "context parallelism is not supported")
+    require(parallel.pipeline_parallel_size == 1, "pipeline parallelism is not supported")
+    require(parallel.decode_context_parallel_size == 1 and parallel.prefill_context_parallel_size == 1,
+            "context parallelism is not supported")
     speculative = config.speculative_config
     # A draft model's K and V of a token depend on the next token, which is not in the key.
-    _require(speculative is None or speculative.method == "ngram", "speculative decoding is supported with ngram only")
-    _require(config.cache_config.prefix_caching_hash_algo in _SAFE_HASHES,
-             f"--prefix-caching-hash-algo must be one of {', '.join(_SAFE_HASHES)}: keys must not collide")
-    _require(transfer.kv_load_failure_policy == "recompute",
-             'kv_load_failure_policy must be "recompute": a block that does not come is computed')
+    require(speculative is None or speculative.method == "ngram", "speculative decoding is supported with ngram only")
+    require(config.cache_config.prefix_caching_hash_algo in _SAFE_HASHES,
+            f"--prefix-caching-hash-algo must be one of {', '.join(_SAFE_HASHES)}: keys must not collide")
+    require(transfer.kv_load_failure_policy == "recompute",
+            'kv_load_failure_policy must be "recompute": a block that does not come is computed')
 
 
 def model_spec(config: VllmConfig, spec: FullAttentionSpec, layers: Sequence[str], rank: int, settings: Settings):
@@ -121,8 +116,8 @@ class Pages:
         heads, dim, per_page = spec.num_kv_heads, spec.head_size, spec.block_size
         shape = (pages, 2 * heads, per_page, dim) if content == "heads" else (pages, heads, per_page, 2 * dim)
         for tensor in tensors:
-            _require(tuple(tensor.shape) == shape, f"a layer's cache has shape {tuple(tensor.shape)}, not {shape}")
-            _require(tensor.dtype == spec.dtype, f"a layer's cache is of {tensor.dtype}, not {spec.dtype}")
+            require(tuple(tensor.shape) == shape, f"a layer's cache has shape {tuple(tensor.shape)}, not {shape}")
+            require(tensor.dtype == spec.dtype, f"a layer's cache is of {tensor.dtype}, not {spec.dtype}")
         self._tensors, self._heads, self._dim, self.tokens, self._content = list(tensors), heads, dim, per_page, content
         self._on_host = all(tensor.device.type == "cpu" for tensor in tensors)
 
@@ -345,7 +340,7 @@ class KvtierConnector(KVConnectorBase_V1):
             from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
             _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-            _require(TOKENS_PER_BLOCK % hash_tokens == 0, f"hashes of {hash_tokens} tokens do not divide {TOKENS_PER_BLOCK}")
+            require(TOKENS_PER_BLOCK % hash_tokens == 0, f"hashes of {hash_tokens} tokens do not divide {TOKENS_PER_BLOCK}")
             ranks = range(vllm_config.parallel_config.tensor_parallel_size)
             stores = [Store(self._model(rank), self._settings, connect_timeout_ms=self._settings.timeout_ms) for rank in ranks]
             self._scheduler = Scheduler(stores, self._spec.block_size, hash_tokens)
@@ -365,9 +360,9 @@ class KvtierConnector(KVConnectorBase_V1):
         self.attach(kv_caches, backends, get_tensor_model_parallel_rank())
 
     def attach(self, kv_caches: dict[str, torch.Tensor], backends: set[str], rank: int) -> None:
-        _require(len(backends) == 1 and backends <= CONTENT.keys(),
-                 f"attention backends {sorted(backends)} are not supported, only one of {sorted(CONTENT)}")
-        _require(set(self._layers) <= kv_caches.keys(), "a layer has no cache of its own")
+        require(len(backends) == 1 and backends <= CONTENT.keys(),
+                f"attention backends {sorted(backends)} are not supported, only one of {sorted(CONTENT)}")
+        require(set(self._layers) <= kv_caches.keys(), "a layer has no cache of its own")
         pages = Pages([kv_caches[name] for name in self._layers], self._spec, CONTENT[next(iter(backends))],
                       self._kv_cache_config.num_blocks)
         self._worker = Worker(Store(self._model(rank), self._settings), pages, self._settings.max_staged_mib << 20)

@@ -26,7 +26,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 import kvtier
 
-from .blocks import Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, folder_revision
+from .blocks import Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, folder_revision, require
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey, ReqContext, ScheduleEndContext
@@ -36,25 +36,20 @@ _AXES = {"LBHNC": "lphtx", "LBNHC": "lpthx", "BLHNC": "plhtx", "BLNHC": "plthx",
 _MAX_JOBS = 1024
 
 
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(f"kvtier: {what}")
-
-
 class ChunkShape:
     """Where K and V are in a row of vLLM's CPU cache. Errors: ValueError for what is not plain K and V."""
 
     def __init__(self, spec: OffloadingSpec, kv_heads: int, head_size: int, content: str) -> None:
         config = spec.config
-        _require(len(config.groups) == 1, "models with several kinds of attention layers are not supported")
+        require(len(config.groups) == 1, "models with several kinds of attention layers are not supported")
         group, parallel = config.groups[0], config.parallel
-        _require(parallel.world_size == 1 or config.canonical_layout, 'several workers need "canonical_layout": true')
-        _require(parallel.pcp_size == 1 and parallel.dcp_size == 1 and parallel.pp_size == 1,
-                 "context and pipeline parallelism are not supported")
-        _require(not config.replicated_layout, "latent (MLA) caches hold no K and V")
-        _require(config.kv_cache_layout in _AXES, f"KV cache layout {config.kv_cache_layout} is not supported")
-        _require(content in ("token", "heads"), 'content is "token" or "heads"')
-        _require(content == "token" or parallel.world_size == 1, 'content "heads" is supported for one worker')
+        require(parallel.world_size == 1 or config.canonical_layout, 'several workers need "canonical_layout": true')
+        require(parallel.pcp_size == 1 and parallel.dcp_size == 1 and parallel.pp_size == 1,
+                "context and pipeline parallelism are not supported")
+        require(not config.replicated_layout, "latent (MLA) caches hold no K and V")
+        require(config.kv_cache_layout in _AXES, f"KV cache layout {config.kv_cache_layout} is not supported")
+        require(content in ("token", "heads"), 'content is "token" or "heads"')
+        require(content == "token" or parallel.world_size == 1, 'content "heads" is supported for one worker')
         self.dtype = dtype_of(config.model.dtype)
         self.layers, self.pages = len(group.layer_names), config.cache.blocks_per_chunk
         self.page_tokens, self.heads, self.dim = group.tokens_per_block, kv_heads, head_size
@@ -63,9 +58,9 @@ class ChunkShape:
         self._letters = _AXES[config.kv_cache_layout]
         # vLLM's number is of one worker; ours of all.
         expected = self.row_bytes // self.pages
-        _require(config.worker_kv_bytes_per_block * parallel.world_size == expected,
-                 f"a block of vLLM has {config.worker_kv_bytes_per_block * parallel.world_size} bytes, {self.layers} layers of "
-                 f"{kv_heads} heads of {head_size} have {expected}: kv_heads, head_size or the kind of cache is another")
+        require(config.worker_kv_bytes_per_block * parallel.world_size == expected,
+                f"a block of vLLM has {config.worker_kv_bytes_per_block * parallel.world_size} bytes, {self.layers} layers of "
+                f"{kv_heads} heads of {head_size} have {expected}: kv_heads, head_size or the kind of cache is another")
 
     @property
     def tokens(self) -> int:
@@ -109,7 +104,7 @@ class KvtierTier(SecondaryTierManager):
         super().__init__(offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type,
                          backpressure_detector=backpressure_detector)
         self._shape = ChunkShape(offloading_spec, kv_heads, head_size, content)
-        _require(self._shape.row_bytes <= self.block_size_bytes, "a chunk of vLLM's CPU cache is too small for its blocks")
+        require(self._shape.row_bytes <= self.block_size_bytes, "a chunk of vLLM's CPU cache is too small for its blocks")
         self._rows = np.asarray(primary_kv_view).view(np.uint8)
         settings = Settings.of(kvtier)
         self._store = Store(_model_spec(offloading_spec, self._shape, settings), settings)
@@ -194,7 +189,7 @@ class KvtierTier(SecondaryTierManager):
 def _model_spec(spec: OffloadingSpec, shape: ChunkShape, settings: Settings) -> kvtier.ModelSpec:
     config = spec.config
     revision = settings.revision + folder_revision(config.model.name)
-    _require(bool(revision), 'a model that is no local folder needs its "revision" under "kvtier"')
+    require(bool(revision), 'a model that is no local folder needs its "revision" under "kvtier"')
     facts = {"engine": "vllm", "dtype": config.model.dtype, "layers": list(config.groups[0].layer_names),
              "hash_tokens": config.cache.tokens_per_hash}
     return kvtier.ModelSpec(
