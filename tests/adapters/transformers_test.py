@@ -1,5 +1,6 @@
 """transformers' generate() on kvtier, with a small model of random weights."""
 
+import dataclasses
 import signal
 import time
 import types
@@ -10,8 +11,8 @@ from conftest import needs, suspend
 
 needs("transformers")
 import torch
-from transformers import (AutoModelForCausalLM, DeepseekV3Config, DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfig,
-                          MistralConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, DynamicCache, GemmaConfig, LlamaConfig, LlamaForCausalLM,
+                          LlavaConfig, MistralConfig)
 
 PROMPT = torch.arange(3, 403).unsqueeze(0)
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
@@ -81,6 +82,41 @@ def test_a_conversation_comes_back_with_all_of_its_history(module_daemon):
     assert known == 77 + 4 * 20 + 3 * 50 - 1
 
 
+@pytest.mark.parametrize("tokens", [100, 380])
+def test_a_tail_of_lower_precision_is_computed(module_daemon, monkeypatch, tokens):
+    import kvtier
+
+    model, ids = make(seed=6), PROMPT[:, :tokens]
+    prefixes = store(model, module_daemon)
+    cache = prefixes.cache(ids)
+    output = generate(model, ids, cache).sequences
+    assert prefixes.save(cache, output)
+    longer = torch.cat([output, output], dim=1)
+    until_restored(prefixes, longer, tokens + 19)
+    blocks = kvtier.Lease.blocks
+    monkeypatch.setattr(kvtier.Lease, "blocks", lambda self: [
+        dataclasses.replace(info, precision=kvtier.Precision.BITS8) for info in blocks(self)])
+    cache = prefixes.cache(longer)  # the rest of a block would be stored as exact with it
+    assert (cache.restored_tokens, cache.restored_blocks) == ((tokens + 19) // 128 * 128, (tokens + 19) // 128)
+
+
+def test_what_was_restored_is_not_stored_again(module_daemon):
+    model = make(seed=9)
+    prefixes = store(model, module_daemon)
+    cache = prefixes.cache(PROMPT)
+    assert prefixes.save(cache, generate(model, PROMPT, cache).sequences)
+    warm, idle = until_restored(prefixes, PROMPT, 384), prefixes.cache(PROMPT)
+    blocks, client = prefixes._store.keys(PROMPT[0].tolist()), prefixes._store._connected()
+    client.clear()
+    output = generate(model, PROMPT, warm).sequences
+    tickets, original = [], client.put
+    client.put = lambda *args, **kwargs: tickets.append(original(*args, **kwargs)) or tickets[-1]
+    assert prefixes.save(warm, output)
+    assert [result.stored for ticket in tickets for result in ticket.wait(20000)] == [True]  # the tail alone
+    assert prefixes._store.lookup(blocks) == 0
+    assert prefixes.save(idle, PROMPT) and len(tickets) == 1  # nothing was computed in it
+
+
 @pytest.mark.parametrize("what", ["weights", "one weight", "rope", "dtype", "revision"])
 def test_another_model_is_a_miss_on_data_that_exists(module_daemon, what):
     model = make(seed=7)
@@ -140,7 +176,31 @@ def test_what_is_not_supported_is_refused(module_daemon):
         store(AutoModelForCausalLM.from_config(MistralConfig(**small, sliding_window=64)).bfloat16(), module_daemon)
     with pytest.raises(ValueError, match="multimodal"):
         store(types.SimpleNamespace(config=LlavaConfig(), device="cpu", dtype=torch.bfloat16), module_daemon)
+    longrope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
+                "original_max_position_embeddings": 1024}
+    for rope in ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}, longrope):
+        with pytest.raises(ValueError, match=f"RoPE of type {rope['rope_type']}"):
+            store(make(rope_parameters=rope), module_daemon)
+    store(make(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}), module_daemon)
+    recurrent = make()
+    recurrent._is_stateful = True  # as a class of such models says
+    with pytest.raises(ValueError, match="recurrent"):
+        store(recurrent, module_daemon)
+    with pytest.raises(ValueError, match="later tokens"):
+        store(AutoModelForCausalLM.from_config(GemmaConfig(**small, use_bidirectional_attention=True)).bfloat16(), module_daemon)
     latent = DeepseekV3Config(**small, moe_intermediate_size=64, n_routed_experts=2, num_experts_per_tok=1, n_group=1,
                               topk_group=1, first_k_dense_replace=1)
     with pytest.raises(ValueError, match="latent"):
         store(AutoModelForCausalLM.from_config(latent).bfloat16(), module_daemon)
+
+
+def test_types_of_rope_are_found_in_every_form_of_a_configuration():
+    from kvtier_adapters.transformers import _rope_types
+
+    for form, types_of_rope in (
+            ({"rope_parameters": {"rope_type": "yarn", "long_factor": [1.0]}}, {"yarn", "None"}),
+            ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}, "other": {"rope_type": "default"}}},
+             {"longrope", "default", "None"}),
+            ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, {"dynamic", "None"}),
+            ({}, {"None"})):
+        assert _rope_types(types.SimpleNamespace(**form)) == types_of_rope

@@ -5,7 +5,8 @@
     output = model.generate(input_ids, past_key_values=cache)
     store.save(cache, output)                          # True: all was taken; the copy is made when it returns
 
-For one sequence at a time, without padding, and models whose layers are all of full attention."""
+For one sequence at a time, without padding, and models whose layers are all of full attention. What was restored is not saved
+again: it may have come at a lower precision."""
 
 from __future__ import annotations
 
@@ -39,9 +40,13 @@ def _model_spec(model: PreTrainedModel, settings: Settings) -> kvtier.ModelSpec:
     # Images and sounds stand as the same tokens whatever they show.
     require(config is model.config, "multimodal models are not supported: a key names tokens alone")
     require(not model.config.is_encoder_decoder, "encoder-decoder models are not supported")
+    require(not getattr(model, "_is_stateful", False), "recurrent states are not supported")
+    require(not getattr(config, "use_bidirectional_attention", None), "K and V that depend on later tokens are not supported")
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     require(not hasattr(config, "kv_lora_rank"), "latent (MLA) caches are not supported")
+    varying = sorted(kind for kind in _rope_types(config) if "dynamic" in kind or kind in ("longrope", "su"))
+    require(not varying, f"RoPE of type {', '.join(varying)} is not supported: K depends on the sequence's length")
     adapters = getattr(model, "active_adapters", None) if getattr(model, "_hf_peft_config_loaded", False) else None
     facts = {"engine": "transformers", "config": model_config_facts(config),
              "quantization": bool(getattr(model, "is_quantized", False))}
@@ -50,6 +55,16 @@ def _model_spec(model: PreTrainedModel, settings: Settings) -> kvtier.ModelSpec:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads, k_dim=dim, v_dim=dim, dtype=dtype_of(model.dtype),
         revision=settings.revision or weights_revision(model), lora=",".join(adapters()) if adapters else None,
         config_digest=digest_of(facts), layout_id="transformers", floor=kvtier.Precision[settings.floor])
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Of all layers: parameters are flat or by type of layer, and had another name."""
+    found = set()
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters = getattr(config, name, None) or {}
+        for part in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+            found.add(str(part.get("rope_type") or part.get("type")))
+    return found
 
 
 class KvtierLayer(DynamicLayer):
@@ -61,9 +76,10 @@ class KvtierLayer(DynamicLayer):
 
 
 class KvtierCache(Cache):
-    def __init__(self, tokens: list[int], restored: int) -> None:
+    def __init__(self, tokens: list[int], restored: int, restored_blocks: int) -> None:
+        """`restored_blocks`: whole ones."""
         super().__init__(layer_class_to_replicate=KvtierLayer)
-        self.tokens, self.restored_tokens = tokens, restored
+        self.tokens, self.restored_tokens, self.restored_blocks = tokens, restored, restored_blocks
 
 
 class PrefixStore:
@@ -84,14 +100,18 @@ class PrefixStore:
         # generate() needs a last token to compute.
         lease = self._store.acquire(blocks, before_last_token=True)
         if lease is None:
-            return KvtierCache(tokens, 0)
+            return KvtierCache(tokens, 0, 0)
+        size = self._store.tokens_per_block
         with lease:
-            counts = [block.tokens for block in lease.blocks()]
+            held = lease.blocks()
+            counts = [block.tokens for block in held]
             keys, values = self._arrays(sum(counts)), self._arrays(sum(counts))
             loaded = self._store.fetch(lease, kvtier.View(keys, "1htd", v=values))
         good = loaded.index(False) if False in loaded else len(loaded)
+        if good == len(held) and held[-1].tokens < size and held[-1].precision != kvtier.Precision.BITS16:
+            good -= 1  # it becomes part of a block, which would be stored as an exact one
         restored = sum(counts[:good])
-        cache = KvtierCache(tokens, restored)
+        cache = KvtierCache(tokens, restored, restored // size)
         if restored > 0:
             for k, v in zip(keys, values):
                 layer = KvtierLayer()
@@ -104,12 +124,17 @@ class PrefixStore:
         tokens = _tokens(output_ids)
         require(tokens[:len(cache.tokens)] == cache.tokens, "the output does not begin with the prompt of the cache")
         tokens = tokens[:cache.get_seq_length()]
-        if not tokens:
+        # What the daemon has forgotten since must not come back as exact.
+        first = cache.restored_blocks * self._store.tokens_per_block
+        if len(tokens) <= first:
             return True
-        keys, values = ([part[:, :, :len(tokens)].detach().cpu() for part in parts]
+        blocks = self._store.keys(tokens)
+        if blocks is None:
+            return False
+        keys, values = ([part[:, :, first:len(tokens)].detach().cpu() for part in parts]
                         for parts in zip(*[(layer.keys, layer.values) for layer in cache.layers]))
         # Tokens that other words follow now are no tail of this sequence: the key of each block says which they are.
-        return self._store.save(self._store.keys(tokens), _view(keys, values))
+        return self._store.save(blocks[cache.restored_blocks:], _view(keys, values))
 
     def _arrays(self, tokens: int) -> list[torch.Tensor]:
         spec = self._store.spec
