@@ -2,6 +2,7 @@
 
 import threading
 import time
+from array import array
 
 import pytest
 
@@ -14,7 +15,9 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
-from sglang.srt.mem_cache.utils import get_hash_str
+from sglang.srt.mem_cache import utils
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.utils import get_hash_str, get_storage_hash_str
 
 LAYERS, HEADS, DIM, PAGES = 3, 2, 64, 8
 LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
@@ -140,6 +143,33 @@ def test_another_type_or_page_size_is_a_miss(module_daemon):
     until_there(made, keys)
     assert storage(module_daemon, host_pool(dtype=torch.float16)).batch_exists(keys) == 0
     assert storage(module_daemon, host_pool(page=128)).batch_exists(keys) == 0
+
+
+def test_page_hashes_know_lora_and_salt(monkeypatch, module_daemon):
+    from sglang.srt.lora.lora_registry import LoRARef
+
+    tokens = array("q", range(128))
+    spaces = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": LoRARef.deterministic_id("a", "/x")},
+              {"extra_key": LoRARef.deterministic_id("a", "/y")}, {"extra_key": "a"}]
+    first, last = zip(*[get_storage_hash_str(RadixKey(tokens, **space), page_size=64) for space in spaces])
+    assert len({*first, *last}) == 2 * len(spaces)
+    monkeypatch.delattr(utils, "storage_namespace_seed")
+    with pytest.raises(ValueError, match="neither LoRA nor salt"):
+        storage(module_daemon, host_pool())
+
+
+def test_after_clear_nothing_is_found_until_it_is_stored_again(module_daemon):
+    pool, keys = host_pool(), hashes(90000, 2)
+    fill(pool, range(2), 4)
+    made = storage(module_daemon, pool)
+    made.batch_set_v1(keys, indices(range(2)))
+    until_there(made, keys)
+    made.clear()
+    assert made.batch_exists(keys) == 0 and made.batch_get_v1(keys, indices([4, 5])) == [False, False]
+    fill(pool, range(2), 5)  # other weights
+    made.batch_set_v1(keys, indices(range(2)))
+    until_there(made, keys)
+    assert made.batch_get_v1(keys, indices([4, 5])) == [True, True] and torch.equal(meaning(pool, 4), meaning(pool, 0))
 
 
 def test_the_interface_of_several_pools(module_daemon):

@@ -4,16 +4,19 @@
         "backend_name": "kvtier", "module_path": "kvtier_adapters.sglang", "class_name": "KvtierStorage",
         "interface_v1": 1, "kvtier": {"revision": "..."}}'
 
-A page is a block: --page-size 64 or 128. Keys are SGLang's own chained page hashes. They know tokens alone, so "revision" under
-"kvtier" is required: it names the weights, and whatever else on the command line changes K and V (RoPE overrides,
-quantization). SGLang calls this from its own prefetch and backup threads."""
+A page is a block: --page-size 64 or 128. Keys are SGLang's own chained page hashes. They hold tokens, the id of a LoRA (of its
+name and path) and the request's salt, so "revision" under "kvtier" is required: it names the weights, and whatever else on the
+command line changes K and V (RoPE overrides, quantization). A LoRA that is changed in place keeps its id: then "revision" must
+be another one. SGLang calls this from its own prefetch and backup threads."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache import utils
 from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo, PoolName,
                                                   PoolTransfer, PoolTransferResult)
 
@@ -60,10 +63,11 @@ class KvtierStorage(HiCacheStorage):
         self._settings = Settings.of(extra.get("kvtier"))
         require(bool(extra.get("interface_v1")), 'the extra configuration needs "interface_v1": 1')
         require(bool(self._settings.revision), 'the extra configuration needs a "revision" under "kvtier"')
+        require(hasattr(utils, "storage_namespace_seed"), "the page hashes of this SGLang know neither LoRA nor salt")
         require(bool(storage_config.model_name), "the model has no name")
         require(not storage_config.is_mla_model, "latent (MLA) caches hold no K and V")
         require(not storage_config.should_split_heads, "split heads are not supported")
-        self._config = storage_config
+        self._config, self._prefix = storage_config, ""
         self._pool: HostPool | None = None
         self._store: Store | None = None
 
@@ -129,12 +133,17 @@ class KvtierStorage(HiCacheStorage):
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
         return False
 
+    def clear(self) -> None:
+        """Nothing that is stored is found any more, and what will be has names that nobody else knows: the weights may be
+        others now, under the same revision."""
+        self._prefix = os.urandom(16).hex()
+
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
 
     def _block(self, key: str) -> kvtier.Blocks | None:
-        return self._store.chunk(key.encode(), 1)
+        return self._store.chunk((self._prefix + key).encode(), 1)
 
     def _first_tokens(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[int]:
         size = self._pool.page_tokens
