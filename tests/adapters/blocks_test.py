@@ -145,6 +145,29 @@ def test_a_daemon_that_hangs_costs_one_deadline(daemon):
         daemon.process.send_signal(signal.SIGCONT)
 
 
+def test_a_lookup_that_had_less_time_tells_nothing_of_the_daemon(daemon):
+    a = store(daemon.socket, timeout_ms=2000, retry_ms=600000)
+    saved(a, b"short", random_kv(8))
+    blocks = a.chunk(b"short", 2)
+    suspend(daemon)
+    try:
+        start = time.monotonic()
+        assert a.lookup(blocks, timeout_ms=100) == 0 and 0.05 < time.monotonic() - start < 1.5
+        assert a._breaker.allows()
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    until(lambda: a.lookup(blocks) == 256)
+
+
+def test_a_store_that_is_closed_has_no_blocks(daemon):
+    a = store(daemon.socket)
+    model = a._connected()
+    a.close()
+    assert a.chunk(b"x", 1) is None and a.keys(range(300)) is None
+    a._connected = lambda: model  # of a thread that had it before
+    assert a.chunk(b"x", 1) is None and a.keys(range(300)) is None
+
+
 def test_the_source_may_be_overwritten_when_save_returns(daemon):
     a, kv = store(daemon.socket), random_kv(6)
     source, out = kv.copy(), np.zeros_like(kv)
@@ -213,10 +236,11 @@ class TestBackground:
         go = threading.Event()
         jobs = Background("test", max_bytes=100)
         assert jobs.submit(go.wait, 1000)  # alone, whatever its size
-        assert not jobs.submit(go.wait, 1)
+        assert not jobs.has_room(1) and not jobs.submit(go.wait, 1)
         go.set()
-        assert jobs.drain(20) and jobs.submit(go.wait, 60) and jobs.submit(go.wait, 40)
+        assert jobs.drain(20) and jobs.has_room(60) and jobs.submit(go.wait, 60) and jobs.submit(go.wait, 40)
         jobs.stop()
+        assert not jobs.has_room(1)
 
     def test_a_job_that_raises_does_not_end_the_thread(self):
         from kvtier_adapters.blocks import Background

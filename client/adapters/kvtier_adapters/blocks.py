@@ -19,6 +19,7 @@ import kvtier
 
 logger = logging.getLogger("kvtier")
 
+HASH_BYTES = 32  # of an engine's hash of tokens, at least: what is shorter may collide
 DTYPES = {"float16": kvtier.DType.FP16, "bfloat16": kvtier.DType.BF16}
 
 
@@ -139,9 +140,8 @@ class Store:
             client.close()
 
     def chain(self, hashes: Sequence[bytes], parent: bytes | None = None, first_block: int = 0) -> kvtier.Blocks | None:
-        """Full blocks of a sequence by the engine's own chained hashes. None: no daemon has been seen yet."""
-        model = self._connected()
-        return None if model is None else model.foreign_blocks(list(hashes), parent, first_block)
+        """Full blocks of a sequence by the engine's own chained hashes. None: no daemon has been seen yet, or closed."""
+        return self._named(lambda model: model.foreign_blocks(list(hashes), parent, first_block))
 
     def chunk(self, name: bytes, blocks: int) -> kvtier.Blocks | None:
         """The blocks of one chunk, named by the engine's hash of it and all before it. Each chunk is a chain of its own,
@@ -149,13 +149,14 @@ class Store:
         return self.chain([name + i.to_bytes(4, "big") for i in range(blocks)])
 
     def keys(self, tokens: Sequence[int]) -> kvtier.Blocks | None:
-        model = self._connected()
-        return None if model is None else model.keys(tokens)
+        """Blocks of a sequence by its tokens. None: as of chain."""
+        return self._named(lambda model: model.keys(tokens))
 
-    def lookup(self, blocks: kvtier.Blocks | None, before_last_token: bool = False) -> int:
-        """Tokens of the unbroken run that hits."""
+    def lookup(self, blocks: kvtier.Blocks | None, before_last_token: bool = False, timeout_ms: int | None = None) -> int:
+        """Tokens of the unbroken run that hits. `timeout_ms`: where less is left than the option says."""
         def ask(model: kvtier.Model) -> int:
-            return model.lookup(blocks, self._settings.timeout_ms, before_last_token).tokens
+            return model.lookup(blocks, timeout_ms or self._settings.timeout_ms, before_last_token).tokens
+        # A call that had less than the option's time says nothing of the daemon when it has none left.
         return 0 if blocks is None else self._call(ask, self._settings.timeout_ms, 0)
 
     def acquire(self, blocks: kvtier.Blocks | None, before_last_token: bool = False, ttl_ms: int = 0) -> kvtier.Lease | None:
@@ -207,6 +208,15 @@ class Store:
                     log("kvtier: no connection: %s", error)
             return self._model
 
+    def _named(self, name: Callable[[kvtier.Model], kvtier.Blocks]) -> kvtier.Blocks | None:
+        model = self._connected()
+        try:
+            return None if model is None else name(model)
+        except kvtier.Error:
+            if not self._closed:
+                raise
+            return None  # closed since it was asked for
+
     def _call(self, ask: Callable[[kvtier.Model], Any], timeout_ms: int | None, miss: Any) -> Any:
         model = self._connected()
         if model is None or not self._breaker.allows():
@@ -239,15 +249,20 @@ class Background:
     def submit(self, job: Callable[[], None], job_bytes: int = 0) -> bool:
         """False: full or stopped; the job is not done. A job may be larger than all of the room when nothing waits."""
         with self._idle:
-            if self._stopped or (self._bytes > 0 and self._bytes + job_bytes > self._max_bytes):
+            if not self._takes(job_bytes):
                 return False
-            try:
-                self._jobs.put_nowait((job, job_bytes))
-            except queue.Full:
-                return False
+            self._jobs.put_nowait((job, job_bytes))
             self._bytes += job_bytes
             self._pending += 1
             return True
+
+    def has_room(self, job_bytes: int) -> bool:
+        """Whether submit would take such a job now; where one thread submits, also when it does."""
+        with self._idle:
+            return self._takes(job_bytes)
+
+    def _takes(self, job_bytes: int) -> bool:
+        return not (self._stopped or self._jobs.full() or (self._bytes > 0 and self._bytes + job_bytes > self._max_bytes))
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Until what was submitted is done."""
