@@ -1,5 +1,6 @@
 """The L2 adapter by LMCache's own factory, with its keys, objects and event descriptors."""
 
+import hashlib
 import select
 import threading
 import time
@@ -46,7 +47,7 @@ def random_kv(seed, shape=SHAPE, dtype=torch.bfloat16):
 
 
 def key(name, **other):
-    return ObjectKey(**{"chunk_hash": name.encode(), "model_name": "m", "kv_rank": (1 << 24) | (1 << 8)} | other)
+    return ObjectKey(**{"chunk_hash": hashlib.sha256(name.encode()).digest(), "model_name": "m", "kv_rank": (1 << 24) | (1 << 8)} | other)
 
 
 def wait(fd, take, task):
@@ -144,6 +145,13 @@ def test_objects_that_are_not_plain_k_and_v_are_a_miss(adapter, shape):
     assert not store(adapter, [key("odd")], [tensor]).is_successful()
     assert found(adapter, [key("odd")], shape=torch.Size(shape)) == [False]
     assert load(adapter, [key("odd")], [torch.zeros_like(tensor)])[0] == [False]
+
+
+def test_hashes_that_may_collide_are_a_miss(adapter):
+    kv, short = random_kv(8), key("", chunk_hash=b"8 bytes.")
+    assert not store(adapter, [short], [kv]).is_successful()
+    assert found(adapter, [short]) == [False] and load(adapter, [short], [torch.zeros_like(kv)])[0] == [False]
+    assert store(adapter, [key("32 bytes")], [kv]).is_successful()
 
 
 @pytest.mark.parametrize("models", [{"m": {"kv_heads": 2}}, {"m": {"kv_heads": "2", "revision": "1"}},

@@ -126,6 +126,15 @@ def random_chunks(count, seed=1, pages=8):
     return list(torch.randn((count, LAYERS, 2, pages, HEADS, PAGE, DIM), generator=torch.Generator().manual_seed(seed)).bfloat16())
 
 
+def test_hashes_that_may_collide_are_a_miss(module_daemon, caplog):
+    engine, (safe,) = Engine(module_daemon.socket), keys_of(1)
+    short = make_offload_key(b"short-hash-16-by", 0)
+    engine.store(ReqContext("r"), [short, safe], random_chunks(2))
+    assert engine.tier._exists(safe) and not engine.tier._exists(short)
+    assert engine.tier._blocks(short) is None and "must not collide" in caplog.text
+    engine.close()
+
+
 @pytest.fixture
 def engines(module_daemon):
     made = []
@@ -245,6 +254,7 @@ def test_a_dead_daemon_is_a_miss(daemon):
     ({"parallel": {"pp_size": 2}}, "pipeline"), ({"replicated_layout": True}, "latent"), ({"layout": "LHBNC"}, "LHBNC"),
     ({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"pages": 3}, "whole blocks"), ({"tier": {"kv_heads": 4}}, "kv_heads"),
     ({"tier": {"content": "x"}}, "content is"), ({"revision": None}, "revision"),
+    ({"revision": None, "model": "/tmp"}, "revision"),  # a folder tells nothing of what the command line changes
     ({"tier": {"kvtier": {"nonsense": 1}}}, "unknown option")])
 def test_what_is_not_supported_is_refused(module_daemon, options, what):
     Engine(module_daemon.socket).close()

@@ -4,8 +4,8 @@
         "models": {"meta-llama/Llama-3.1-8B-Instruct": {"kv_heads": 8, "revision": "..."}}}}
 
 `kv_heads` are those of one worker (LMCache's objects do not tell them); `revision` names the weights and whatever else changes
-K and V but tokens: LMCache's hashes of chunks know tokens alone, so requests with LoRA adapters or images need a cache salt of
-their own. Models that are not listed are always a miss. Objects are K and V as LMCache has them, [2][layer]
+K and V but tokens: LMCache's hashes of chunks know tokens and vLLM's names of images alone, so requests with LoRA adapters need
+a cache salt of their own. Models that are not listed are always a miss. Objects are K and V as LMCache has them, [2][layer]
 [token][head x channel], of chunks of 64 tokens or a multiple of 128; latent and recurrent ones are refused."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmcache.v1.platform import create_event_notifier
 
 import kvtier
 
-from .blocks import Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, logger
+from .blocks import HASH_BYTES, Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, logger, require
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -66,8 +66,8 @@ class KvtierL2Adapter(L2AdapterInterface):
         options = dict(params)
         self._models = options.pop("models", {})
         for name, model in self._models.items():
-            if set(model) != _MODEL_OPTIONS or not isinstance(model["kv_heads"], int) or not model["revision"]:
-                raise ValueError(f'kvtier: model {name!r} needs "kv_heads" and "revision", and nothing else')
+            require(set(model) == _MODEL_OPTIONS and isinstance(model["kv_heads"], int) and bool(model["revision"]),
+                    f'model {name!r} needs "kv_heads" and "revision", and nothing else')
         self._settings = Settings.of(options)
         self._stores: dict[tuple, Store | None] = {}
         self._leases: dict[ObjectKey, list[kvtier.Lease]] = defaultdict(list)
@@ -192,7 +192,8 @@ class KvtierL2Adapter(L2AdapterInterface):
 
     def _store_of(self, key: ObjectKey, shapes: list[torch.Size], dtypes: list[torch.dtype]) -> Store | None:
         """Shape and type of its objects are part of a model's name; one of another shape is another model."""
-        name = (key.model_name, key.kv_rank, key.object_group_id, tuple(map(tuple, shapes)), tuple(map(str, dtypes)))
+        name = (key.model_name, key.kv_rank, key.object_group_id, tuple(map(tuple, shapes)), tuple(map(str, dtypes)),
+                len(key.chunk_hash))
         with self._lock:
             if name not in self._stores:
                 self._stores[name] = self._make_store(key, shapes, dtypes)
@@ -201,10 +202,9 @@ class KvtierL2Adapter(L2AdapterInterface):
     def _make_store(self, key: ObjectKey, shapes: list[torch.Size], dtypes: list[torch.dtype]) -> Store | None:
         model = self._models.get(key.model_name)
         try:
-            if model is None:
-                raise ValueError(f"kvtier: model {key.model_name!r} is not in its configuration")
-            if len(self._stores) >= _MAX_STORES:
-                raise ValueError(f"kvtier: more than {_MAX_STORES} models, ranks and shapes")
+            require(model is not None, f"model {key.model_name!r} is not in its configuration")
+            require(len(key.chunk_hash) >= HASH_BYTES, "--hash-algorithm must be blake3 or sha256_cbor: keys must not collide")
+            require(len(self._stores) < _MAX_STORES, f"more than {_MAX_STORES} models, ranks and shapes")
             return Store(_model_spec(key, shapes, dtypes, model, self._settings), self._settings)
         except ValueError as error:
             logger.error("%s: its chunks are not stored", error)
@@ -213,11 +213,10 @@ class KvtierL2Adapter(L2AdapterInterface):
 
 def _model_spec(key: ObjectKey, shapes: list[torch.Size], dtypes: list[torch.dtype], model: Mapping[str, Any],
                 settings: Settings) -> kvtier.ModelSpec:
-    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] != 2:
-        raise ValueError(f"kvtier: objects of shape {[tuple(shape) for shape in shapes]} are no K and V of one kind")
+    require(len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][0] == 2,
+            f"objects of shape {[tuple(shape) for shape in shapes]} are no K and V of one kind")
     _, layers, tokens, hidden = shapes[0]
-    if hidden % model["kv_heads"] != 0:
-        raise ValueError(f"kvtier: {model['kv_heads']} heads do not divide {hidden} channels")
+    require(hidden % model["kv_heads"] == 0, f"{model['kv_heads']} heads do not divide {hidden} channels")
     dim = hidden // model["kv_heads"]
     facts = {"engine": "lmcache", "kv_rank": key.kv_rank, "group": key.object_group_id, "tokens": tokens}
     return kvtier.ModelSpec(

@@ -3,13 +3,15 @@ cache's memory and the daemon.
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
         "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240, "block_size": 128, "secondary_tiers": [
-        {"type": "KvtierTier", "module_path": "kvtier_adapters.vllm_tier", "kv_heads": 8, "head_size": 128, "content": "token"}]}}'
+        {"type": "KvtierTier", "module_path": "kvtier_adapters.vllm_tier", "kv_heads": 8, "head_size": 128, "content": "token",
+         "kvtier": {"revision": "..."}}]}}'
 
 `kv_heads` and `head_size` are those of the model (all ranks'), which vLLM does not tell a tier; they are checked against the
 size of a block. `content` says how a page holds K and V: "token" (a token's K and V side by side: FlashAttention, Triton and
 Flex), "heads" (the heads of K, then those of V: FlashInfer). Chunks ("block_size" above) are 64 tokens or a multiple of 128. More
-than one worker needs vLLM's "canonical_layout": true. Keys are vLLM's own: set "revision" under "kvtier" when weights
-or their configuration change under one name; it is required for models that are not in a local folder."""
+than one worker needs vLLM's "canonical_layout": true. Keys are vLLM's own. "revision" under "kvtier" is required: vLLM tells
+a tier no configuration, so it names the weights and whatever else on the command line changes K and V (--hf-overrides, RoPE
+among them, quantization, --max-model-len under LongRoPE). Of a local folder the files' names, sizes and times are taken, too."""
 
 from __future__ import annotations
 
@@ -20,13 +22,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
+from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext, get_offload_block_hash
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import kvtier
 
-from .blocks import Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, folder_revision, require
+from .blocks import (HASH_BYTES, Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, folder_revision,
+                     logger, require)
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey, ReqContext, ScheduleEndContext
@@ -174,6 +177,9 @@ class KvtierTier(SecondaryTierManager):
         return self._store.lookup(self._blocks(key)) == self._shape.tokens
 
     def _blocks(self, key: OffloadKey) -> kvtier.Blocks | None:
+        if len(get_offload_block_hash(key)) < HASH_BYTES:
+            _tell_short_hashes()
+            return None
         return self._store.chunk(bytes(key), self._blocks_per_chunk)
 
     def _view(self, chunk: int) -> kvtier.View:
@@ -186,13 +192,17 @@ class KvtierTier(SecondaryTierManager):
         self._rows = self._primary_kv_view = None  # vLLM unmaps it now
 
 
+@functools.cache
+def _tell_short_hashes() -> None:
+    logger.error("kvtier: --prefix-caching-hash-algo must be sha256 or sha256_cbor: keys must not collide; nothing is stored")
+
+
 def _model_spec(spec: OffloadingSpec, shape: ChunkShape, settings: Settings) -> kvtier.ModelSpec:
     config = spec.config
-    revision = settings.revision + folder_revision(config.model.name)
-    require(bool(revision), 'a model that is no local folder needs its "revision" under "kvtier"')
+    require(bool(settings.revision), 'the tier needs a "revision" under "kvtier": vLLM tells it nothing of the configuration')
     facts = {"engine": "vllm", "dtype": config.model.dtype, "layers": list(config.groups[0].layer_names),
              "hash_tokens": config.cache.tokens_per_hash}
     return kvtier.ModelSpec(
         config.model.name, layers=shape.layers, kv_heads=shape.heads, k_dim=shape.dim, v_dim=shape.dim, dtype=shape.dtype,
-        tokens_per_block=shape.tokens_per_block, revision=revision, config_digest=digest_of(facts), layout_id="vllm-tier",
-        floor=kvtier.Precision[settings.floor])
+        tokens_per_block=shape.tokens_per_block, revision=settings.revision + folder_revision(config.model.name),
+        config_digest=digest_of(facts), layout_id="vllm-tier", floor=kvtier.Precision[settings.floor])
