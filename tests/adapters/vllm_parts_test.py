@@ -68,11 +68,11 @@ FORMATS = [(layout, content) for layout, content in itertools.product(KVCacheLay
            if content != "plane" or layout == KVCacheLayout.LBHNC]
 
 
-def stored(daemon, side, name):
+def stored(daemon, side, name, pages=range(4, 20), blocks=BLOCKS):
     tickets, model = [], side._store._connected()
     original = model.put
     model.put = lambda *args, **kwargs: tickets.append(original(*args, **kwargs)) or tickets[-1]
-    side.start_saves([transfer(name, range(4, 20))])
+    side.start_saves([transfer(name, pages, blocks)])
     assert side.drain(30)
     model.put = original
     assert all(result.stored for ticket in tickets for result in ticket.wait(20000)) and tickets
@@ -146,10 +146,153 @@ def test_saves_that_wait_are_bounded(module_daemon):
     side._saves._max_bytes = 2 * 16 * side._pages.page_bytes
     go, saved = threading.Event(), []
     side._store.save = lambda blocks, view: (go.wait(30), saved.append(1))
+    copies, original = [], side._pages.copy_out
+    side._pages.copy_out = lambda pages: copies.append(pages) or original(pages)
     side.start_saves([transfer(f"s{i}", range(16)) for i in range(4)])
-    assert side.dropped_saves == 2
+    assert side.dropped_saves == 2 and len(copies) == 2  # what is dropped was not copied
     go.set()
     assert side.drain(30) and len(saved) == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_a_save_without_memory_is_dropped(module_daemon, error):
+    side, _ = worker(module_daemon, KVCacheLayout.LBHNC, "token", random_values())
+
+    def no_memory(pages):
+        raise error("no memory")
+    side._pages.copy_out = no_memory
+    side.start_saves([transfer("no memory", range(16))])
+    assert side.dropped_saves == 1
+
+
+@pytest.mark.parametrize(("at_once", "granted"), [(1, 1), (2, 2), (16, 1)])
+def test_loads_go_in_pieces_each_with_a_lease_of_its_own(module_daemon, monkeypatch, at_once, granted):
+    import kvtier_adapters.vllm
+
+    monkeypatch.setattr(kvtier_adapters.vllm, "MAX_BLOCKS_AT_ONCE", at_once)
+    values, blank, name = random_values(5), torch.zeros((LAYERS, 2, PAGES, HEADS, PAGE, DIM)).bfloat16(), f"piece{at_once}/"
+    writer, _ = worker(module_daemon, KVCacheLayout.LBHNC, "plane", values)
+    stored(module_daemon, writer, name, range(PAGES), 3)
+    reader, tensors = worker(module_daemon, KVCacheLayout.LBHNC, "plane", blank)
+    asked, staged, load, staging = [], [], reader._store.load, reader._pages.staging
+    # The daemon grants a lease for so many blocks at most.
+    reader._store.load = lambda blocks, view: (asked.append(len(blocks)), load(blocks[:granted], view))[1] + [False]
+    reader._pages.staging = lambda pages: staged.append(pages) or staging(pages)
+    pages = list(reversed(range(PAGES)))
+    assert loaded(reader, transfer(name, pages, 3, skip=3)) == set()
+    assert asked == {1: [1, 1, 1], 2: [2, 1], 16: [3, 2, 1]}[at_once] and staged == [min(at_once, 3) * PER_BLOCK]
+    expected = blank.clone()
+    expected[:, :, pages[3:]] = values[:, :, 3:]
+    for ours, theirs in zip(tensors, caches(KVCacheLayout.LBHNC, "plane", expected)):
+        assert torch.equal(ours, theirs)
+
+
+class Rank:
+    """A rank's store that answers after a time on a clock of the test."""
+
+    def __init__(self, now=None, seconds=0.0, blocks=0):
+        self.now, self.seconds, self.blocks, self.time_left, self.asked = now or [0.0], seconds, blocks, [], []
+
+    def chain(self, hashes):
+        self.asked.append(hashes)
+        return hashes
+
+    def lookup(self, blocks, timeout_ms=None):
+        self.now[0] += self.seconds
+        self.time_left.append(timeout_ms)
+        return self.blocks * 128
+
+
+@pytest.mark.parametrize(("found", "seconds", "matched", "time_left"), [
+    ([3, 2, 3], 0.0, 2, [[20], [20], [20]]), ([3, 0, 3], 0.0, 0, [[20], [20], []]),
+    ([3, 3, 3], 0.005, 3, [[20], [15], [10]]), ([3, 3, 3], 0.0125, 0, [[20], [8], []])])
+def test_ranks_share_a_lookup_s_time_and_the_first_miss_ends_it(found, seconds, matched, time_left):
+    from kvtier_adapters.vllm import Scheduler
+
+    now = [0.0]
+    ranks = [Rank(now, seconds, blocks) for blocks in found]
+    side = Scheduler(ranks, PAGE, PAGE, 20, lambda: now[0])
+    assert side.matched(request(), 0) == ((matched * 128, True) if matched else (0, False))
+    assert [rank.time_left for rank in ranks] == time_left
+
+
+def request(name="r", **other):
+    """Of 400 tokens."""
+    return types.SimpleNamespace(**{"request_id": name, "num_tokens": 400, "num_computed_tokens": 0, "mm_features": [],
+                                    "block_hashes": [b"%d" % i for i in range(25)], "skip_reading_prefix_cache": False} | other)
+
+
+def planned(side, *requests):
+    """First block and names of what is to be saved when all of the requests is computed in one step."""
+    pages = {one.request_id: list(range(25 * i, 25 * i + 25)) for i, one in enumerate(requests)}
+    output = types.SimpleNamespace(num_scheduled_tokens=dict.fromkeys(pages, 400),
+                                   kv_connector_block_state=types.SimpleNamespace(get_block_ids=lambda name: [pages[name]]))
+    return [(save.request_id, save.first_block, save.hashes) for save in side.plan(output).saves]
+
+
+@pytest.mark.parametrize(("offsets", "blocks"), [([], 3), ([384], 3), ([383], 2), ([300, 130], 1), ([0], 0)])
+def test_blocks_from_the_first_multimodal_item_on_are_neither_looked_up_nor_saved(offsets, blocks):
+    from kvtier_adapters.vllm import Scheduler
+
+    rank = Rank(blocks=0)
+    side = Scheduler([rank], PAGE, PAGE, 20)
+    items = [types.SimpleNamespace(mm_position=types.SimpleNamespace(offset=offset, length=10)) for offset in offsets]
+    mixed = request(mm_features=items)
+    assert side.matched(mixed, 0) == (0, False)
+    names = [b"7", b"15", b"23"][:blocks]
+    assert rank.asked == ([names] if blocks else [])
+    assert planned(side, mixed) == ([("r", 0, names)] if blocks else [])
+
+
+def test_a_request_that_wants_each_token_computed_is_not_looked_up():
+    from kvtier_adapters.vllm import Scheduler
+
+    rank = Rank(blocks=3)
+    side = Scheduler([rank], PAGE, PAGE, 20)
+    assert side.matched(request(skip_reading_prefix_cache=True), 0) == (0, False) and not rank.asked
+    assert side.matched(request(), 0) == (384, True) and len(rank.asked) == 1
+
+
+def test_after_a_reset_all_names_are_new_and_what_had_begun_is_not_saved():
+    from kvtier_adapters.vllm import Scheduler
+
+    rank = Rank(blocks=0)
+    side = Scheduler([rank], PAGE, PAGE, 20)
+    asked = set()
+    for number in range(3):
+        begun, new = request(f"begun{number}"), request(f"new{number}")
+        side.matched(begun, 0)
+        side.matched(new, 0)
+        if number > 0:
+            side.reset()
+            side.matched(new, 0)
+        saves = planned(side, begun, new)
+        assert [save[0] for save in saves] == (["begun0", "new0"] if number == 0 else [f"new{number}"])
+        (names,) = {tuple(save[2]) for save in saves}
+        assert list(names) == rank.asked[-1] and asked.isdisjoint(names)
+        asked.update(names)
+
+
+def test_the_hashes_of_vllm_know_what_else_k_and_v_depend_on():
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    init_none_hash(sha256)
+
+    def name(**other):
+        made = Request("r", prompt_token_ids=list(range(400)), sampling_params=SamplingParams(), pooling_params=None,
+                       block_hasher=get_request_block_hasher(PAGE, sha256), **other)
+        assert made.mm_features == [] and made.skip_reading_prefix_cache is False
+        return bytes(made.block_hashes[-1])
+    embeds = [torch.full((400, 8), value) for value in (0.0, 1.0)]
+    others = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"lora_request": LoRARequest("a", 1, "/x")},
+              {"lora_request": LoRARequest("a", 1, "/y")}, {"lora_request": LoRARequest("b", 1, "/x")},
+              {"prompt_embeds": embeds[0]}, {"prompt_embeds": embeds[1]}]
+    names = [name(**other) for other in others]
+    assert len(set(names)) == len(others) and names == [name(**other) for other in others]
 
 
 def cache_config(spec, groups=1):
@@ -163,6 +306,9 @@ def cache_config(spec, groups=1):
      1, "SlidingWindowSpec"),
     (attention, 2, "several kinds"),
     (lambda: attention(head_size_v=128), 1, "different sizes"),
+    (lambda: attention(sliding_window=128), 1, "sliding windows"),
+    (lambda: attention(attention_chunk_size=128), 1, "sliding windows and chunks"),
+    (lambda: attention(non_causal=True), 1, "later tokens"),
     (lambda: attention(block_size=48), 1, "does not divide"),
     (lambda: attention(dtype=torch.uint8), 1, "uint8"),
 ])
@@ -189,7 +335,7 @@ def test_tensors_of_another_shape_are_refused():
 def vllm_config(**other):
     config = {"pipeline": 1, "dcp": 1, "pcp": 1, "tp": 1, "speculative": None, "hash": "sha256", "policy": "recompute",
               "model": "hub/model", "revision": None, "rope": 10000.0, "dtype": torch.bfloat16, "quantization": None,
-              "cache_dtype": "auto", "commit": None} | other
+              "cache_dtype": "auto", "commit": None, "max_len": 1024, "load": "auto"} | other
     from transformers import LlamaConfig
 
     hf = LlamaConfig(num_hidden_layers=LAYERS, rope_parameters={"rope_type": "default", "rope_theta": config["rope"]})
@@ -199,9 +345,10 @@ def vllm_config(**other):
         parallel_config=simple(pipeline_parallel_size=config["pipeline"], decode_context_parallel_size=config["dcp"],
                                prefill_context_parallel_size=config["pcp"], tensor_parallel_size=config["tp"]),
         kv_transfer_config=simple(kv_load_failure_policy=config["policy"]), speculative_config=config["speculative"],
+        load_config=simple(load_format=config["load"]),
         cache_config=simple(prefix_caching_hash_algo=config["hash"], cache_dtype=config["cache_dtype"]),
         model_config=simple(model=config["model"], revision=config["revision"], hf_config=hf, dtype=config["dtype"],
-                            quantization=config["quantization"]))
+                            quantization=config["quantization"], max_model_len=config["max_len"]))
 
 
 @pytest.mark.parametrize(("other", "what"), [
@@ -224,14 +371,28 @@ def test_what_changes_k_and_v_changes_the_namespace(module_daemon):
         options = {"socket": module_daemon.socket, "timeout_ms": 20000} | (settings or {})
         model = model_spec(vllm_config(**other), spec or attention(), layers, rank, Settings.of(options))
         return Store(model, Settings.of(options))._connected().namespace()
-    first = namespace()
-    assert first == namespace()  # from the same facts, in any process
-    others = [namespace(**other) for other in (
-        {"tp": 2}, {"tp": 2, "rank": 1}, {"settings": {"revision": "r"}}, {"revision": "r1"}, {"commit": "c"},
+    first = namespace(revision="r0")
+    assert first == namespace(revision="r0")  # from the same facts, in any process
+    others = [namespace(**({"revision": "r0"} | other)) for other in (
+        {"tp": 2}, {"tp": 2, "rank": 1}, {"settings": {"revision": "r"}}, {"revision": "r1"}, {"revision": None, "commit": "c"},
+        {"max_len": 2048}, {"load": "dummy"},
         {"model": "hub/other"}, {"rope": 500000.0}, {"quantization": "awq"}, {"cache_dtype": "bfloat16"},
         {"spec": attention(dtype=torch.float16), "dtype": torch.float16}, {"layers": ("a", "c", "b")}, {"hash": "sha256_cbor"},
         {"spec": attention(num_kv_heads=1)}, {"spec": attention(head_size=128)})]
     assert len({first, *others}) == len(others) + 1
+
+
+def test_a_model_whose_weights_have_no_name_is_refused(tmp_path):
+    from kvtier_adapters.blocks import Settings
+    from kvtier_adapters.vllm import model_spec
+
+    def spec(settings=None, **other):
+        return model_spec(vllm_config(**other), attention(), ["a", "b", "c"], 0, Settings.of(settings))
+    with pytest.raises(ValueError, match="revision"):
+        spec()
+    revisions = [spec({"revision": "x"}).revision, spec(revision="y").revision, spec(commit="z").revision]
+    assert revisions == ["x", "y", "z"] and spec(revision="main", commit="z").revision == "z"
+    assert spec(model=str(tmp_path)).revision
 
 
 def test_the_connector_is_whole():

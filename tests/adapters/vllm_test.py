@@ -166,6 +166,63 @@ def test_an_aborted_request_leaves_nothing_behind(engine):
     assert not scheduler(engine).connector._scheduler._known
 
 
+def test_a_reset_of_the_connector_forgets_what_is_stored(engine):
+    prompt = [63] + PROMPT[1:]
+    (cold,) = generate(engine, [prompt])
+    for _ in range(2):
+        settle(engine)
+        (back,) = generate(engine, [prompt])
+        assert back[2] == 384
+        assert engine.reset_prefix_cache(reset_connector=True)
+        (again,) = generate(engine, [prompt])
+        assert again[2] == 0 and again[0] == cold[0]
+
+
+def test_a_request_for_the_log_probabilities_of_its_prompt_computes_all_of_it(engine):
+    prompt = [64] + PROMPT[1:]
+    generate(engine, [prompt])
+    settle(engine)
+    (output,) = engine.generate([{"prompt_token_ids": prompt}], SamplingParams(
+        max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=1), use_tqdm=False)
+    assert len(output.prompt_logprobs) == len(prompt) and output.num_cached_tokens == 0
+
+
+def put_again(engine, prompt, tokens=8):
+    """The output, and the first and last block of each run that is saved meanwhile."""
+    worker, runs = get_kv_transfer_group()._worker, []
+    original = worker._save
+    worker._save = lambda save, staged: (runs.append((save.first_block, save.first_block + len(save.hashes) - 1)),
+                                         original(save, staged))
+    try:
+        (output,) = generate(engine, [prompt], tokens)
+        assert worker.drain(30)
+    finally:
+        del worker._save
+    return output, runs
+
+
+def test_pages_that_were_loaded_are_not_stored_again_when_the_daemon_has_forgotten_them(engine):
+    prompt = [65] + PROMPT[1:]
+    (first,) = generate(engine, [prompt])
+    settle(engine)
+    output, runs = put_again(engine, prompt)
+    assert output[2] == 384 and runs == []
+    get_kv_transfer_group()._worker._store._connected().clear()
+    # vLLM has them still, and they are the beginning of other prompts: one ends within a block.
+    output, runs = put_again(engine, prompt + list(range(5, 205)))
+    assert output[2] == 384 and runs == [(3, 3)]
+    output, runs = put_again(engine, prompt[:170] + [11] * 300)
+    assert output[2] == 160 and runs == [(2, 2)]
+    # Once they are computed they are stored.
+    tickets.clear()
+    assert engine.reset_prefix_cache()
+    output, runs = put_again(engine, prompt)
+    assert output[2] == 0 and output[0] == first[0] and runs == [(0, 2)]
+    settle(engine)
+    (back,) = generate(engine, [prompt])
+    assert back[2] == 384
+
+
 @pytest.mark.parametrize("loaded", [[False, False, False], [True, False, True], [True, True, False]])
 def test_blocks_that_do_not_come_are_computed(engine, loaded):
     prompt = [70 + sum(2 ** i for i, one in enumerate(loaded) if one)] + PROMPT[1:]
@@ -176,15 +233,17 @@ def test_blocks_that_do_not_come_are_computed(engine, loaded):
 
     def partly(blocks, view):
         asked.append(len(blocks))
-        result = original(blocks, view)
-        assert result == [True, True, True]
-        return loaded
+        assert all(original(blocks, view))
+        return loaded[-len(blocks):]
     worker._store.load = partly
     try:
-        (output,) = generate(engine, [prompt])
+        output, runs = put_again(engine, prompt)
     finally:
         del worker._store.load
-    assert output[0] == expected[0] and asked == [3]  # one try, then it computes
+    run = loaded.index(False)
+    assert output[0] == expected[0]
+    assert asked == ([3, 3 - run] if run else [3])  # until a try brings nothing, then it computes
+    assert runs == [(run, 2)]  # what was computed is stored, and not what was loaded
 
 
 def test_a_daemon_that_hangs_or_dies_costs_time_and_no_answer(engine, module_daemon):

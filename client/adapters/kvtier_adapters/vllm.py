@@ -3,16 +3,21 @@
     --kv-transfer-config '{"kv_connector": "KvtierConnector", "kv_connector_module_path": "kvtier_adapters.vllm",
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
-Keys are vLLM's own chained block hashes (tokens, LoRA, multimodal items, salt) in the namespace of the model. Loads run on
+Keys are vLLM's own chained block hashes (tokens, LoRA by name and path, prompt embeddings, salt) in the namespace of the
+model. A multimodal item is named there by what the request calls it: blocks from the first one on are left alone. Loads run on
 a thread of the worker while other requests are computed; a block that does not come is reported and recomputed. Saves
 copy the pages of new blocks out at the end of the step that filled them, before anything can overwrite them, and put
-them on another thread; when too many wait they are dropped. All of it for one group of full attention layers."""
+them on another thread; when too many wait they are dropped. A page that was loaded is not saved again: it may have come at
+a lower precision. All of it for one group of full attention layers."""
 
 from __future__ import annotations
 
 import functools
+import math
+import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 TOKENS_PER_BLOCK = 128
+MAX_BLOCKS_AT_ONCE = 16  # of a load: they are staged together, and under one lease
 # What the last two axes of a layer's [page][head][token][content] tensor hold, by attention backend.
 CONTENT = {
     "FLASH_ATTN": "token",  # K and V of a token side by side
@@ -69,6 +75,9 @@ def attention_spec(kv_cache_config: KVCacheConfig) -> FullAttentionSpec:
     spec = groups[0].kv_cache_spec
     # Latent (MLA) caches are a subclass, and hold no K and V.
     require(type(spec) is FullAttentionSpec, f"a cache of {type(spec).__name__} is not supported, only of full attention")
+    # So vLLM names layers of other kinds where it has no groups for them.
+    require(spec.sliding_window is None and spec.attention_chunk_size is None, "sliding windows and chunks are not supported")
+    require(not spec.non_causal, "K and V that depend on later tokens are not supported")
     require(spec.head_size == spec.head_size_v, "K and V of different sizes are not supported")
     require(TOKENS_PER_BLOCK % spec.block_size == 0, f"--block-size {spec.block_size} does not divide {TOKENS_PER_BLOCK}")
     dtype_of(spec.dtype)
@@ -96,15 +105,20 @@ def model_spec(config: VllmConfig, spec: FullAttentionSpec, layers: Sequence[str
         "engine": "vllm",
         "config": model_config_facts(model.hf_config),
         "quantization": str(model.quantization),
+        "load_format": str(config.load_config.load_format),  # "dummy" has other weights
         "dtype": str(model.dtype),
         "cache_dtype": str(config.cache_config.cache_dtype),
+        "max_model_len": model.max_model_len,  # vLLM chooses the factors of LongRoPE by it
         "layers": list(layers),
         "hash": config.cache_config.prefix_caching_hash_algo,
     }
-    revision = settings.revision or model.revision or getattr(model.hf_config, "_commit_hash", None) or ""
+    # A --revision may be a branch: the commit says more.
+    revision = settings.revision or getattr(model.hf_config, "_commit_hash", None) or model.revision or ""
+    revision += folder_revision(model.model)
+    require(bool(revision), 'a model without a --revision, a commit or a local folder needs a "revision" under "kvtier"')
     return kvtier.ModelSpec(
         model.model, layers=len(layers), kv_heads=spec.num_kv_heads, k_dim=spec.head_size, v_dim=spec.head_size_v,
-        dtype=dtype_of(spec.dtype), tokens_per_block=TOKENS_PER_BLOCK, revision=revision + folder_revision(model.model),
+        dtype=dtype_of(spec.dtype), tokens_per_block=TOKENS_PER_BLOCK, revision=revision,
         config_digest=digest_of(facts), layout_id="vllm", tp=(rank, config.parallel_config.tensor_parallel_size),
         floor=kvtier.Precision[settings.floor])
 
@@ -186,8 +200,7 @@ class Worker:
 
     def start_saves(self, saves: Sequence[Transfer]) -> None:
         for save in saves:
-            if not self._saves.submit(functools.partial(self._save, save, self._pages.copy_out(save.pages)),
-                                      len(save.pages) * self._pages.page_bytes):
+            if not self._start_save(save):
                 self.dropped_saves += 1
 
     def take_ended(self) -> set[str]:
@@ -210,21 +223,41 @@ class Worker:
         self._saves.stop()
         self._store.close()
 
+    def _start_save(self, save: Transfer) -> bool:
+        save_bytes = len(save.pages) * self._pages.page_bytes
+        if not self._saves.has_room(save_bytes):
+            return False  # before the copy
+        try:
+            staged = self._pages.copy_out(save.pages)
+        except (MemoryError, RuntimeError) as error:  # torch tells a want of memory as a RuntimeError
+            logger.warning("kvtier: a save is dropped: %s", error)
+            return False
+        return self._saves.submit(functools.partial(self._save, save, staged), save_bytes)
+
     def _load(self, load: Transfer, fence: Any) -> None:
         missing = set(load.pages[load.skip:])
         try:
             per_block = TOKENS_PER_BLOCK // self._pages.tokens
-            staged = self._pages.staging(len(load.hashes) * per_block)
-            blocks = self._store.chain(load.hashes, load.parent, load.first_block)
-            loaded = self._store.load(blocks, self._pages.view(staged))
-            run = loaded.index(False) if False in loaded else len(loaded)
-            rows = range(load.skip, run * per_block)
-            if rows:
-                good = [load.pages[row] for row in rows]
-                self._pages.copy_in(staged, rows, good, fence)
-                missing -= set(good)
+            staged = self._pages.staging(min(len(load.hashes), MAX_BLOCKS_AT_ONCE) * per_block)
+            view, done, run = self._pages.view(staged), 0, 1
+            while done < len(load.hashes) and run > 0:
+                run = self._load_run(load, done, view)
+                first = done * per_block
+                rows = range(max(load.skip, first), first + run * per_block)
+                if rows:
+                    good = [load.pages[row] for row in rows]
+                    self._pages.copy_in(staged, [row - first for row in rows], good, fence)
+                    missing -= set(good)
+                done += run
         finally:
             self._end(load, missing)  # whatever happened: vLLM waits for every load
+
+    def _load_run(self, load: Transfer, first: int, view: kvtier.View) -> int:
+        """How many came of the next blocks, under a lease of their own: the daemon may grant it for fewer than asked."""
+        hashes = load.hashes[first:first + MAX_BLOCKS_AT_ONCE]
+        parent = load.hashes[first - 1] if first > 0 else load.parent
+        loaded = self._store.load(self._store.chain(hashes, parent, load.first_block + first), view)
+        return loaded.index(False) if False in loaded else len(loaded)
 
     def _save(self, save: Transfer, staged: list[torch.Tensor]) -> None:
         self._store.save(self._store.chain(save.hashes, save.parent, save.first_block), self._pages.view(staged))
@@ -242,29 +275,33 @@ class _Known:
     matched_blocks: int = 0  # stored when it was looked up
     computed_tokens: int = 0  # by vLLM's own prefix cache, then
     saved_blocks: int = 0
-    loading: set[int] = field(default_factory=set)
+    load: Transfer | None = None  # under way
     load_failed: bool = False
 
 
 class Scheduler:
-    """The side that decides. Threads: vLLM's scheduler thread alone. Blocks for a lookup's deadline at most."""
+    """The side that decides. Threads: vLLM's scheduler thread alone. Blocks for a lookup's deadline at most, whatever the
+    number of ranks; until it is connected to the daemon for a second one."""
 
-    def __init__(self, stores: Sequence[Store], page_tokens: int, hash_tokens: int) -> None:
+    def __init__(self, stores: Sequence[Store], page_tokens: int, hash_tokens: int, timeout_ms: int,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         self._stores, self._page_tokens, self._hash_tokens = stores, page_tokens, hash_tokens
+        self._timeout_ms, self._clock = timeout_ms, clock
         self._known: dict[str, _Known] = {}
         self._loads: list[Transfer] = []
+        self._loaded_pages: set[int] = set()  # whose content came from the daemon, until vLLM computes another
+        self._prefix = b""  # of all names
 
     def matched(self, request: Request, computed_tokens: int) -> tuple[int, bool]:
         known = self._known.setdefault(request.request_id, _Known(request))
-        if known.load_failed:
-            return 0, False  # it would fail again: compute
+        # What failed would fail again; some requests want each token computed.
+        if known.load_failed or request.skip_reading_prefix_cache:
+            return 0, False
         # One token stays for the engine to compute.
         hashes = self._block_hashes(request)[:(request.num_tokens - 1) // TOKENS_PER_BLOCK]
         known.computed_tokens, known.matched_blocks = computed_tokens, 0
         if len(hashes) * TOKENS_PER_BLOCK > computed_tokens:
-            # Every rank has its own blocks, and all must have what is loaded.
-            found = min(store.lookup(store.chain(hashes)) for store in self._stores)
-            known.matched_blocks = found // TOKENS_PER_BLOCK
+            known.matched_blocks = self._found(hashes)
         known.saved_blocks = max(known.saved_blocks, known.matched_blocks)
         tokens = known.matched_blocks * TOKENS_PER_BLOCK - computed_tokens
         return (tokens, True) if tokens > 0 else (0, False)
@@ -280,7 +317,8 @@ class Scheduler:
         load.pages = list(pages[first * TOKENS_PER_BLOCK // self._page_tokens:-(-end_token // self._page_tokens)])
         # Pages before the first new token are vLLM's own, and maybe other requests' too.
         load.skip = (known.computed_tokens - first * TOKENS_PER_BLOCK) // self._page_tokens
-        known.loading = set(load.pages[load.skip:])
+        known.load = load
+        self._loaded_pages.update(load.pages[load.skip:])
         self._loads.append(load)
 
     def plan(self, output: SchedulerOutput) -> KvtierMetadata:
@@ -290,34 +328,76 @@ class Scheduler:
             pages = output.kv_connector_block_state.get_block_ids(request_id)
             if known is None or pages is None:
                 continue
-            # Hashes are there for tokens that are known for good: drafts that may be rejected have none.
-            full = min(known.request.num_computed_tokens + tokens, len(known.request.block_hashes) * self._hash_tokens,
+            computed = known.request.num_computed_tokens
+            begun = slice(-(-computed // self._page_tokens), -(-(computed + tokens) // self._page_tokens))
+            self._loaded_pages.difference_update(pages[0][begun])
+            full = min(computed + tokens, self._named_tokens(known.request),
                        len(pages[0]) * self._page_tokens) // TOKENS_PER_BLOCK
             if full > known.saved_blocks:
-                metadata.saves.append(self._transfer(known.request, known.saved_blocks, full, pages[0]))
+                metadata.saves += self._saves(known.request, known.saved_blocks, full, pages[0])
                 known.saved_blocks = full
         return metadata
 
     def loads_ended(self, request_ids: set[str], missing_pages: set[int]) -> None:
         for known in self._known.values():
-            if known.loading & missing_pages:
-                # Those blocks are to be saved again, once they are computed.
-                known.load_failed, known.saved_blocks = True, 0
+            if known.load is None:
+                continue
+            missing = [row for row, page in enumerate(known.load.pages) if row >= known.load.skip and page in missing_pages]
+            if missing:
+                # From that block on they are to be saved again, once they are computed.
+                first = known.load.first_block + missing[0] * self._page_tokens // TOKENS_PER_BLOCK
+                known.load_failed, known.saved_blocks = True, min(known.saved_blocks, first)
         for request_id in request_ids:
             if request_id in self._known:
-                self._known[request_id].loading = set()
+                self._known[request_id].load = None
 
     def finished(self, request_id: str) -> None:
         self._known.pop(request_id, None)
+
+    def reset(self) -> None:
+        """The weights may be others now, under the same name: nothing that is stored is found any more, and what will be has
+        names that nobody else knows. Requests that have begun are left alone."""
+        self._prefix = os.urandom(16)
+        self._known.clear()
 
     def close(self) -> None:
         for store in self._stores:
             store.close()
 
+    def _found(self, hashes: list[bytes]) -> int:
+        """Blocks that every rank has: each has its own of them, and all must have what is loaded."""
+        found, end = len(hashes) * TOKENS_PER_BLOCK, self._clock() + self._timeout_ms / 1000
+        for store in self._stores:
+            blocks = store.chain(hashes)  # may connect first
+            left_ms = math.ceil((end - self._clock()) * 1000)
+            if left_ms < 1:
+                return 0
+            found = min(found, store.lookup(blocks, timeout_ms=left_ms))
+            if found == 0:
+                return 0
+        return found // TOKENS_PER_BLOCK
+
+    def _saves(self, request: Request, first: int, end: int, pages: Sequence[int]) -> list[Transfer]:
+        """Runs of those blocks without a page that was loaded. Such pages are also others' who share a prefix, and may have
+        come at a lower precision, with which they would be stored as exact ones once the daemon has forgotten them."""
+        per_block, saves = TOKENS_PER_BLOCK // self._page_tokens, []
+        for block in range(first, end):
+            if not self._loaded_pages.isdisjoint(pages[block * per_block:(block + 1) * per_block]):
+                if block > first:
+                    saves.append(self._transfer(request, first, block, pages))
+                first = block + 1
+        return saves + ([self._transfer(request, first, end, pages)] if end > first else [])
+
+    def _named_tokens(self, request: Request) -> int:
+        """Hashes are there for tokens that are known for good: drafts that may be rejected have none. A multimodal item has a
+        name that its request chose, or a count of the process, and another has it, too."""
+        items = (item.mm_position.offset for item in request.mm_features)
+        return min([len(request.block_hashes) * self._hash_tokens, *items])
+
     def _block_hashes(self, request: Request) -> list[bytes]:
         """vLLM's hash of a block covers all before it: the hash of the last page names a block of ours."""
-        per_block = TOKENS_PER_BLOCK // self._hash_tokens
-        return [bytes(block_hash) for block_hash in request.block_hashes[per_block - 1::per_block]]
+        per_block, pages = TOKENS_PER_BLOCK // self._hash_tokens, self._named_tokens(request) // self._hash_tokens
+        return [self._prefix + bytes(block_hash) for block_hash in request.block_hashes[per_block - 1:pages:per_block]]
 
     def _transfer(self, request: Request, first: int, end: int, pages: Sequence[int]) -> Transfer:
         hashes, per_block = self._block_hashes(request), TOKENS_PER_BLOCK // self._page_tokens
@@ -343,7 +423,7 @@ class KvtierConnector(KVConnectorBase_V1):
             require(TOKENS_PER_BLOCK % hash_tokens == 0, f"hashes of {hash_tokens} tokens do not divide {TOKENS_PER_BLOCK}")
             ranks = range(vllm_config.parallel_config.tensor_parallel_size)
             stores = [Store(self._model(rank), self._settings, connect_timeout_ms=self._settings.timeout_ms) for rank in ranks]
-            self._scheduler = Scheduler(stores, self._spec.block_size, hash_tokens)
+            self._scheduler = Scheduler(stores, self._spec.block_size, hash_tokens, self._settings.timeout_ms)
 
     def _model(self, rank: int) -> kvtier.ModelSpec:
         return model_spec(self._vllm_config, self._spec, self._layers, rank, self._settings)
@@ -410,6 +490,12 @@ class KvtierConnector(KVConnectorBase_V1):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.finished(request.request_id)
         return False, None  # nothing reads its pages any more: saves have copied them
+
+    def reset_cache(self) -> bool:
+        """vLLM asks for it when weights change in place."""
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return True
 
     def shutdown(self) -> None:
         for side in (self._worker, self._scheduler):
