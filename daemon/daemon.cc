@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -161,6 +162,8 @@ class DaemonImpl final : public Daemon {
   }
 
   Status StartExporter() {
+    const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+    metrics_.start_time_s.Set(std::chrono::duration_cast<std::chrono::seconds>(since_1970).count());
     if (!config_.metrics.enabled) return Status::Ok();
     ExporterOptions options;
     options.host = config_.metrics.host;

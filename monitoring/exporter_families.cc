@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <limits>
+
+#include "monitoring/exporter_histograms.h"
 
 namespace kvtier {
 namespace {
@@ -124,6 +125,7 @@ constexpr GaugeRow kGauges[] = {
      "Whether cold segments are read and written with O_DIRECT."},
     {&Metrics::fallocate_active, "kvtier_fallocate_active",
      "Whether the space of cold segments is reserved when they are made."},
+    {&Metrics::start_time_s, "kvtier_start_time_seconds", "When the daemon started, in seconds since 1970."},
     {&Metrics::unhealthy_threads, "kvtier_unhealthy_threads", "Threads that make no progress."},
 };
 
@@ -135,6 +137,8 @@ struct TierGaugeRow {
 constexpr TierGaugeRow kTierGauges[] = {
     {&TierMetrics::capacity_bytes, "kvtier_tier_capacity_bytes", "Bytes that the tier may use."},
     {&TierMetrics::used_bytes, "kvtier_tier_used_bytes", "Bytes that the tier uses."},
+    {&TierMetrics::fp16_bytes, "kvtier_tier_fp16_bytes",
+     "Bytes that the blocks in the tier would take at 16 bits a number."},
     {&TierMetrics::circuit_open, "kvtier_tier_circuit_open",
      "Whether the tier sheds writes after device errors (1) or takes them (0)."},
     {&TierMetrics::persistent, "kvtier_tier_persistent",
@@ -207,39 +211,6 @@ void AddOutcomes(const Metrics& metrics, Families& out) {
               {{"released", metrics.leases_released},
                {"expired", metrics.leases_expired},
                {"orphaned", metrics.leases_orphaned}});
-}
-
-ClientMetric HistogramSample(const LatencyHistogram& latency, std::vector<Label> labels) {
-  ClientMetric metric;
-  metric.label = std::move(labels);
-  uint64_t count = 0;
-  for (int i = 0; i < LatencyHistogram::kBuckets; ++i) {
-    count += latency.Bucket(i);
-    const bool last = i == LatencyHistogram::kBuckets - 1;
-    const double upper_us = static_cast<double>(uint64_t{1} << i);
-    metric.histogram.bucket.push_back(
-        {.cumulative_count = count,
-         .upper_bound = last ? std::numeric_limits<double>::infinity() : upper_us / 1e6});
-  }
-  metric.histogram.sample_count = count;
-  metric.histogram.sample_sum = static_cast<double>(latency.SumNanoseconds()) * kSecondsPerNanosecond;
-  return metric;
-}
-
-ClientMetric ErrorSample(const ErrorHistogram& errors, std::vector<Label> labels) {
-  ClientMetric metric;
-  metric.label = std::move(labels);
-  uint64_t count = 0;
-  for (int i = 0; i < ErrorHistogram::kBuckets; ++i) {
-    count += errors.Bucket(i);
-    const bool last = i == ErrorHistogram::kBuckets - 1;
-    metric.histogram.bucket.push_back(
-        {.cumulative_count = count,
-         .upper_bound = last ? std::numeric_limits<double>::infinity() : ErrorHistogram::kBounds[i]});
-  }
-  metric.histogram.sample_count = count;
-  metric.histogram.sample_sum = errors.Sum();
-  return metric;
 }
 
 void AddServedErrors(const Metrics& metrics, Families& out) {
@@ -386,6 +357,16 @@ void AddTiers(const Metrics& metrics, const std::vector<std::string>& tiers, Fam
                     "Time that acquires took, by the lowest tier that they had to read from."),
             [](const TierMetrics& tier, const Label& label, Samples& samples) {
               samples.push_back(HistogramSample(tier.acquire_latency, {label}));
+            });
+  AddByTier(metrics, tiers,
+            out.Add(MetricType::Histogram, "kvtier_tier_residence_seconds",
+                    "How long blocks that left the tier had been in it, by why they left."),
+            [](const TierMetrics& tier, const Label& label, Samples& samples) {
+              constexpr std::array<const char*, kDepartures> kReasons = {"demoted", "evicted", "removed",
+                                                                         "corrupt", "superseded"};
+              for (size_t i = 0; i < kReasons.size(); ++i) {
+                samples.push_back(AgeSample(tier.residence[i], {label, {"reason", kReasons[i]}}));
+              }
             });
 }
 

@@ -66,12 +66,37 @@ class ErrorHistogram {
   std::atomic<uint64_t> sum_millionths_{0};
 };
 
+/// How long something lasted; bucket i holds values of at most kBoundsSeconds[i], the last one everything.
+class AgeHistogram {
+ public:
+  static constexpr std::array<uint32_t, 8> kBoundsSeconds = {1, 10, 60, 600, 3600, 21'600, 86'400, 604'800};
+  static constexpr int kBuckets = kBoundsSeconds.size() + 1;
+  void Observe(uint32_t tenths) {
+    size_t i = 0;
+    while (i < kBoundsSeconds.size() && tenths > uint64_t{kBoundsSeconds[i]} * 10) ++i;
+    buckets_[i].fetch_add(1, std::memory_order_relaxed);
+    sum_tenths_.fetch_add(tenths, std::memory_order_relaxed);
+  }
+  uint64_t Bucket(int i) const { return buckets_[i].load(std::memory_order_relaxed); }
+  uint64_t SumTenths() const { return sum_tenths_.load(std::memory_order_relaxed); }
+
+ private:
+  std::array<std::atomic<uint64_t>, kBuckets> buckets_{};
+  std::atomic<uint64_t> sum_tenths_{0};
+};
+
+/// Why a copy left its tier: for room while a lower tier has the block, for room while none has it, by a
+/// client or at its end, found corrupt, covered by a longer block.
+enum class Departure : uint8_t { kDemoted, kEvicted, kRemoved, kCorrupt, kSuperseded };
+inline constexpr int kDepartures = 5;
+
 inline constexpr int kMaxTiers = 4;
 inline constexpr int kPrecisions = 6;  ///< values of Precision
 
 /// One tier's numbers. Counters count the event where it happens, once, only after it is true.
 struct TierMetrics {
   Gauge capacity_bytes, used_bytes;
+  Gauge fp16_bytes;                       ///< what its blocks would take at 16 bits a number
   std::array<Gauge, kPrecisions> blocks;  ///< by precision
   std::array<Counter, kPrecisions> hits;  ///< blocks served to an acquire from this tier, by precision
   Counter evicted_capacity, evicted_removed, evicted_corrupt,
@@ -93,6 +118,7 @@ struct TierMetrics {
   Gauge numa_node;                   ///< where its memory is; -1: none, or the system does not say
   Gauge read_circuit_open;           ///< 1 while it sheds reads
   LatencyHistogram acquire_latency;  ///< acquires whose slowest block came from this tier
+  std::array<AgeHistogram, kDepartures> residence;  ///< of copies that left, by Departure
 };
 
 /// All numbers of a daemon: plain atomics, written where the event happens, read by the exporter. Leaf: no
@@ -122,6 +148,7 @@ struct Metrics {
   Counter commands_rejected_full, commands_late, sessions_opened, sessions_refused, unauthenticated_calls;
   Gauge command_queue_depth, job_queue_depth;
   Gauge uring_active, o_direct_active, fallocate_active;
+  Gauge start_time_s;  ///< of the process, since 1970
   Counter worker_restarts;
   Gauge unhealthy_threads;
   Counter job_latency_ns, codec_encode_bytes, codec_encode_ns;

@@ -133,6 +133,12 @@ BlockStats EngineImpl::DescribeBlock(EntryId id) const {
                    .first_position = entry.first_position,
                    .tokens = entry.tokens,
                    .pins = 0,
+                   .children = entry.children,
+                   .priority = static_cast<uint8_t>(entry.priority),
+                   .floor = entry.floor,
+                   .is_tail = entry.is_tail,
+                   .uses_since = ladder_.UsesSince(entry),
+                   .recent_uses = sketch_ ? std::optional(UsesOf(entry)) : std::nullopt,
                    .copies = {}};
   for (const Tier& tier : ladder_.tiers()) {
     const Copy& copy = table_.copy(entry, tier.id);
@@ -143,7 +149,8 @@ BlockStats EngineImpl::DescribeBlock(EntryId id) const {
                             .codec = copy.codec,
                             .bytes = ladder_.RungBytes(entry, tier.id, *FindCodec(copy.codec)),
                             .k_error = k_error,
-                            .v_error = v_error});
+                            .v_error = v_error,
+                            .present_ms = uint64_t{Tenths() - copy.since} * 100});
   }
   return stats;
 }

@@ -226,11 +226,18 @@ struct BlockStats {
   uint64_t first_position = 0;
   uint16_t tokens = 0;
   uint32_t pins = 0;
+  uint32_t children = 0;  ///< stored blocks that continue it
+  uint8_t priority = 0;
+  Precision floor = Precision::kNone;
+  bool is_tail = false;
+  uint64_t uses_since = 0;              ///< of other blocks, since its last one
+  std::optional<uint32_t> recent_uses;  ///< where frequencies are counted; saturates
   struct Copy {
     TierId tier;
     CodecId codec;
     uint64_t bytes;
     float k_error, v_error;
+    uint64_t present_ms;  ///< how long it has been on the tier; of one that a start found, since then
   };
   std::vector<Copy> copies;
 };

@@ -78,8 +78,14 @@ EngineImpl::EngineImpl(EngineOptions options, Deps deps)
       ladder_(options_.tiers, table_, models_, metrics_),
       sketch_(MakeSketch(options_)) {}
 
+uint32_t EngineImpl::Tenths() const {
+  using Unit = std::chrono::duration<uint64_t, std::deci>;
+  return began_ ? static_cast<uint32_t>(std::chrono::duration_cast<Unit>(now_ - *began_).count()) : 0;
+}
+
 TimePoint EngineImpl::Step(TimePoint now) {
   now_ = now;
+  if (!began_) began_ = now;
   budget_ = kKeysPerStep;
   TakeCompletions();
   FireTimers();

@@ -282,6 +282,7 @@ class EngineImpl final : public Engine {
 
   // removal.cc
   enum class Reason : uint8_t { kCapacity, kRemoved, kCorrupt, kSuperseded, kExpired };
+  void CountDeparture(EntryId id, TierId tier, Reason reason);
   void EvictCopy(EntryId id, TierId tier, Reason reason);
   void RemoveBlock(EntryId id, Reason reason);
   void Quarantine(EntryId id, TierId tier);
@@ -344,6 +345,9 @@ class EngineImpl final : public Engine {
   DistinctCounter distinct_;                 ///< keys that lookups asked for, of all tenants
   TimerQueue timers_;
   TimePoint now_{};
+  std::optional<TimePoint> began_;  ///< the first step
+  /// Of the engine's time, in tenths of a second. Ages alone are taken from it: it may wrap.
+  uint32_t Tenths() const;
 
   std::unordered_map<SessionId, Session> sessions_;
   std::unordered_map<TransferId, Transfer> transfers_;

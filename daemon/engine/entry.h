@@ -44,12 +44,13 @@ struct Copy {
   uint32_t spot = 0;               ///< host: Place::slot; cold: Place::offset by kSlotAlign
   uint32_t epoch = 0;              ///< the low half of Place::epoch: must be the allocator's
   CopyId next = kNoCopy;           ///< of the same block, on another tier
+  uint32_t since = 0;              ///< tenths of a second of the engine's time when it became present
 
   bool pinned() const { return lease_pins > 0 || job_pins > 0; }
   bool has_place() const { return blocks > 0; }
   uint64_t place_bytes() const { return blocks * kSlotAlign; }
 };
-static_assert(sizeof(Copy) == 40);
+static_assert(sizeof(Copy) == 44);
 
 /// A block. What a lookup reads comes first: 64 bytes. When it expires, a timer of the engine takes it out.
 struct Entry {

@@ -32,7 +32,7 @@ void Ladder::CheckInvariants() const {
     std::array<uint64_t, kPrecisions> blocks{};
     std::array<uint64_t, kColdParts> parts{};
     parts[IndexOf(ColdPart::kBase)] = tier.rewriting_bytes;
-    uint64_t used = tier.rewriting_bytes, unleased = 0;
+    uint64_t used = tier.rewriting_bytes, unleased = 0, fp16 = 0;
     for (uint32_t row = 0; row < table_.row_limit(); ++row) {
       const EntryId id{row};
       const Entry& entry = table_.at(id);
@@ -59,8 +59,9 @@ void Ladder::CheckInvariants() const {
       ++blocks[static_cast<size_t>(entry.precision[tier.id.value])];
       KVTIER_CHECK(entry.precision[tier.id.value] >= entry.floor);
       unleased += copy.lease_pins == 0;
+      fp16 += Fp16Bytes(entry);
     }
-    KVTIER_CHECK(blocks == tier.blocks && used == tier.used_bytes());
+    KVTIER_CHECK(blocks == tier.blocks && used == tier.used_bytes() && fp16 == tier.fp16_bytes);
     uint64_t ordered = tier.host() ? 0 : tier.order->size();
     for (const auto& [slot_class, queue] : tier.classes) ordered += queue.order->size();
     KVTIER_CHECK(ordered == unleased);

@@ -93,7 +93,7 @@ void Ladder::ReturnPlace(EntryId id, TierId tier_id) {
   FreePlace(id, at(tier_id));
 }
 
-void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
+void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome, uint32_t since) {
   Entry& entry = table_.at(id);
   Tier& tier = at(tier_id);
   Copy& copy = table_.copies().At(entry, tier_id);
@@ -104,6 +104,7 @@ void Ladder::Publish(EntryId id, TierId tier_id, const MoveOutcome& outcome) {
   copy.image_bytes = static_cast<uint32_t>(outcome.image_bytes);
   copy.k_error = outcome.k_error;
   copy.v_error = outcome.v_error;
+  copy.since = since;
   PublishTails(id, tier, outcome);
   CountPresent(id, tier);
   EnterOrder(id, tier);
@@ -119,6 +120,13 @@ void Ladder::CountPresent(EntryId id, Tier& tier) {
   const Precision precision = FindCodec(copy.codec)->precision;
   entry.precision[tier.id.value] = precision;
   ++tier.blocks[Index(precision)];
+  tier.fp16_bytes += Fp16Bytes(entry);
+}
+
+uint64_t Ladder::Fp16Bytes(const Entry& entry) const {
+  BlockShape shape = models_.ShapeOf(entry);
+  shape.dtype = DType::kFp16;
+  return RawBlockBytes(shape);
 }
 
 void Ladder::AbandonWrite(EntryId id, TierId tier_id) {
@@ -155,6 +163,7 @@ void Ladder::Hide(EntryId id, Tier& tier) {
   copy.state = CopyState::kFreeing;
   Precision& precision = entry.precision[tier.id.value];
   --tier.blocks[Index(precision)];
+  tier.fp16_bytes -= Fp16Bytes(entry);
   precision = Precision::kNone;
   Model& model = models_.at(entry.model);
   model.image_bytes -= copy.image_bytes + TailBytesOf(id, tier);
@@ -301,6 +310,7 @@ ColdRecord Ladder::RecordOf(const Entry& entry, TierId tier) const {
 void Ladder::PublishGauges() const {
   for (const Tier& tier : tiers_) {
     tier.metrics->used_bytes.Set(static_cast<int64_t>(tier.used_bytes()));
+    tier.metrics->fp16_bytes.Set(static_cast<int64_t>(tier.fp16_bytes));
     for (size_t i = 0; i < tier.blocks.size(); ++i) {
       tier.metrics->blocks[i].Set(static_cast<int64_t>(tier.blocks[i]));
     }

@@ -41,6 +41,7 @@ struct Tier {
   TierOptions options;
   TierMetrics* metrics = nullptr;
   std::array<uint64_t, kPrecisions> blocks{};
+  uint64_t fp16_bytes = 0;  ///< what those would take at 16 bits a number
   uint32_t moves_in_flight =
       0;  ///< to or from here, with a worker or the committer: copies that cannot leave yet
   uint32_t demotions_in_flight = 0;
@@ -109,8 +110,8 @@ class Ladder {
   bool TakeTail(EntryId id, TierId tier, ColdPart part, uint64_t tail_bytes);
   /// Gives the places of a writing copy back; the copy stays writing.
   void ReturnPlace(EntryId id, TierId tier);
-  /// writing -> present: from now on visible.
-  void Publish(EntryId id, TierId tier, const MoveOutcome& outcome);
+  /// writing -> present: from now on visible. `since`: Copy::since.
+  void Publish(EntryId id, TierId tier, const MoveOutcome& outcome, uint32_t since);
   /// writing -> absent.
   void AbandonWrite(EntryId id, TierId tier);
   /// present -> freeing, and absent as soon as nobody reads it.
@@ -150,6 +151,8 @@ class Ladder {
   uint64_t RungBytes(const Entry& entry, TierId tier, const Codec& rung) const;
   /// Relative errors of K and V of what a reader gets.
   std::pair<float, float> ErrorsOf(EntryId id, TierId tier) const;
+  /// Uses of other blocks since this one was used last.
+  uint64_t UsesSince(const Entry& entry) const { return uses_ - entry.last_use; }
 
   void PublishGauges() const;
   void CheckInvariants() const;
@@ -166,6 +169,7 @@ class Ladder {
   void RecoverTails(EntryId id, Tier& tier, const RecoveredBlock& record);
   void Hide(EntryId id, Tier& tier);
   void CountPresent(EntryId id, Tier& tier);
+  uint64_t Fp16Bytes(const Entry& entry) const;
   uint64_t CheckTails(EntryId id, const Tier& tier, std::array<uint64_t, kColdParts>& parts) const;
   void EnterOrder(EntryId id, Tier& tier);
   void Settle(EntryId id, Tier& tier);

@@ -36,7 +36,25 @@ void EngineImpl::ForgetIfGone(EntryId id) {
   table_.Erase(id);
 }
 
+void EngineImpl::CountDeparture(EntryId id, TierId tier, Reason reason) {
+  const Entry& entry = table_.at(id);
+  Departure departure = Departure::kRemoved;
+  if (reason == Reason::kCapacity) {
+    departure = Departure::kEvicted;
+    for (uint32_t lower = tier.value + 1u; lower < ladder_.tiers().size(); ++lower) {
+      if (entry.Has(lower)) departure = Departure::kDemoted;
+    }
+  } else if (reason == Reason::kCorrupt) {
+    departure = Departure::kCorrupt;
+  } else if (reason == Reason::kSuperseded) {
+    departure = Departure::kSuperseded;
+  }
+  const Copy& copy = table_.copy(entry, tier);
+  ladder_.at(tier).metrics->residence[static_cast<size_t>(departure)].Observe(Tenths() - copy.since);
+}
+
 void EngineImpl::EvictCopy(EntryId id, TierId tier, Reason reason) {
+  CountDeparture(id, tier, reason);
   ladder_.Drop(id, tier);
   ++changes_;
   const Entry& entry = table_.at(id);
@@ -56,7 +74,9 @@ void EngineImpl::RemoveBlock(EntryId id, Reason reason) {
     table_.Detach(id);  // a put is still bringing it: that ends as dropped
   }
   for (const Tier& tier : ladder_.tiers()) {
-    if (table_.copy(entry, tier.id).state == CopyState::kPresent) ladder_.Drop(id, tier.id);
+    if (table_.copy(entry, tier.id).state != CopyState::kPresent) continue;
+    CountDeparture(id, tier.id, reason);
+    ladder_.Drop(id, tier.id);
   }
   for (const Tier& tier : ladder_.tiers()) {
     const Copy& copy = table_.copy(entry, tier.id);

@@ -159,6 +159,7 @@ void EngineImpl::DropSegment(Tier& tier, uint32_t segment) {
       continue;
     }
     const Entry& entry = table_.at(id);
+    CountDeparture(id, tier.id, Reason::kCapacity);
     ladder_.DropWithSegment(id, tier.id);
     if (entry.in_table && !entry.Stored() && !entry.storing) LeaveTable(id, tier.id, Reason::kCapacity);
     ForgetIfGone(id);

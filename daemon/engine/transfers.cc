@@ -325,7 +325,7 @@ void EngineImpl::FinishTransfer(TransferId id, Status status) {
   if (status.ok() && !table_.at(transfer.entry).in_table)
     status = Status(Code::kAborted, "the block was removed");
   if (status.ok()) {
-    ladder_.Publish(transfer.entry, transfer.to, transfer.outcome);
+    ladder_.Publish(transfer.entry, transfer.to, transfer.outcome, Tenths());
   } else {
     ladder_.AbandonWrite(transfer.entry, transfer.to);
     // A probe that never reached the device has proved nothing.

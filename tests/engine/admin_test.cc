@@ -39,6 +39,76 @@ TEST_F(AdminTest, EvictDropsBlocksAndCountsThem) {
   EXPECT_EQ(found, 2u);
 }
 
+TEST_F(AdminTest, WhatLeavesATierIsCountedWithItsTimeThereAndWhy) {
+  const auto residence = [this](int tier, Departure why) -> const AgeHistogram& {
+    return harness.metrics().tier[tier].residence[static_cast<size_t>(why)];
+  };
+  PutCodes(1, 5);
+  harness.Advance(std::chrono::seconds(30));
+  EXPECT_EQ(*harness.Call<uint64_t>(AdminDemote{TierId{0}, 2, {}}), 2u);
+  harness.Advance(std::chrono::seconds(5));
+  EXPECT_EQ(*harness.Call<uint64_t>(AdminEvict{TierId{1}, 1, {}}), 1u);
+  EXPECT_EQ(*harness.Call<uint64_t>(AdminEvict{TierId{0}, 1, {}}), 1u);
+  EXPECT_EQ(*harness.Call<uint64_t>(Remove{session, model, harness.ChainKeysOf(1, 1), {}}), 1u);
+  EXPECT_EQ(residence(0, Departure::kDemoted).Bucket(2), 2u) << "at most a minute";
+  EXPECT_NEAR(residence(0, Departure::kDemoted).SumTenths(), 2 * 300, 2);
+  EXPECT_NEAR(residence(1, Departure::kEvicted).SumTenths(), 50, 1);
+  EXPECT_NEAR(residence(0, Departure::kEvicted).SumTenths(), 350, 1);
+  EXPECT_NEAR(residence(0, Departure::kRemoved).SumTenths(), 350, 1);
+  uint64_t counted = 0;
+  for (const TierMetrics& tier : harness.metrics().tier) {
+    for (const AgeHistogram& ages : tier.residence) {
+      for (int i = 0; i < AgeHistogram::kBuckets; ++i) counted += ages.Bucket(i);
+    }
+  }
+  EXPECT_EQ(counted, 2u + 1 + 1 + 1);
+}
+
+TEST_F(AdminTest, WhatBlocksWouldTakeAtSixteenBitsFollowsThemThroughTheTiers) {
+  const uint64_t block = RawBlockBytes(ShapeOf(spec, 0, static_cast<uint16_t>(spec.tokens_per_block)));
+  const auto bytes = [this](int tier) { return harness.metrics().tier[tier].fp16_bytes.Get(); };
+  PutCodes(1, 5);
+  EXPECT_EQ(bytes(0), static_cast<int64_t>(5 * block));
+  EXPECT_EQ(*harness.Call<uint64_t>(AdminDemote{TierId{0}, 2, {}}), 2u);
+  EXPECT_EQ(bytes(0), static_cast<int64_t>(3 * block));
+  EXPECT_EQ(bytes(1), static_cast<int64_t>(2 * block)) << "however it is encoded";
+  EXPECT_EQ(*harness.Call<uint64_t>(Remove{session, model, {}, {}}), 5u);
+  EXPECT_EQ(bytes(0) + bytes(1), 0);
+}
+
+TEST_F(AdminTest, ABlockIsListedWithWhatDecidesWhereItIs) {
+  PutCodes(1, 3);
+  harness.Advance(std::chrono::seconds(7));
+  Acquire(1, 1, 1).value();
+  const auto listed = harness.Call<std::vector<BlockStats>>(ListBlocks{model, {}, 10, {}});
+  ASSERT_EQ(listed->size(), 3u);
+  const auto block = [&](uint64_t number) {
+    return *std::ranges::find(*listed, harness.ChainKeysOf(number, 1)[0], &BlockStats::key);
+  };
+  EXPECT_EQ(block(1).children, 1u);
+  EXPECT_EQ(block(3).children, 0u);
+  EXPECT_FALSE(block(1).is_tail);
+  EXPECT_EQ(block(1).floor, Precision::kNone);
+  EXPECT_EQ(block(1).uses_since, 0u);
+  EXPECT_GT(block(3).uses_since, 0u);
+  EXPECT_FALSE(block(1).recent_uses) << "no tier asks for frequencies";
+  ASSERT_EQ(block(2).copies.size(), 1u);
+  EXPECT_NEAR(block(2).copies[0].present_ms, 7'000, 100);
+}
+
+TEST(AdminColdTest, WhatAStartFindsIsAsOldAsTheStart) {
+  LadderFixture ladder({.tiers = {ColdTier("cold", 16 * kMiB, kMiB, CodecId::kKv4p)}});
+  ladder.PutCodes(1, 2, Durability::kDurable);
+  ladder.harness.Advance(std::chrono::hours(3));
+  ladder.harness.Restart();
+  ladder.Begin();
+  ladder.harness.Advance(std::chrono::seconds(20));
+  ASSERT_EQ(*ladder.harness.Call<uint64_t>(AdminEvict{TierId{0}, 2, {}}), 2u);
+  EXPECT_NEAR(
+      ladder.harness.metrics().tier[0].residence[static_cast<size_t>(Departure::kEvicted)].SumTenths(), 400,
+      4);
+}
+
 TEST_F(AdminTest, EvictLeavesLeasedBlocksAlone) {
   PutCodes(1, 3);
   Acquire(1, 1, 3).value();

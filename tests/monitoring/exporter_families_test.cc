@@ -106,6 +106,22 @@ TEST(ExporterFamilies, HistogramsAreCumulativeInSeconds) {
   EXPECT_THAT(text, HasSubstr(name + "_count{tier=\"hot\"} 0\n"));
 }
 
+TEST(ExporterFamilies, ResidenceIsCumulativeInSecondsByTierAndReason) {
+  Metrics metrics;
+  AgeHistogram& demoted = metrics.tier[0].residence[static_cast<size_t>(Departure::kDemoted)];
+  demoted.Observe(10);                                    // at most 1 s
+  demoted.Observe(11);                                    // at most 10 s
+  demoted.Observe(std::numeric_limits<uint32_t>::max());  // beyond all bounds
+  const std::string text = TextOf(metrics);
+  const std::string name = "kvtier_tier_residence_seconds", labels = "{tier=\"hot\",reason=\"demoted\"";
+  EXPECT_THAT(text, HasSubstr(name + "_bucket" + labels + ",le=\"1\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_bucket" + labels + ",le=\"10\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_bucket" + labels + ",le=\"604800\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_bucket" + labels + ",le=\"+Inf\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_sum" + labels + "} 429496731.6\n"));
+  EXPECT_THAT(text, HasSubstr(name + "_count{tier=\"hot\",reason=\"evicted\"} 0\n"));
+}
+
 TEST(ExporterFamilies, EveryNumberOfMetricsIsExported) {
   // Metrics is nothing but 64-bit atomics: each of them, set alone, must change the text.
   static_assert(sizeof(Metrics) % sizeof(std::atomic<uint64_t>) == 0);
