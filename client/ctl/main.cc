@@ -8,8 +8,12 @@
 #include <functional>
 #include <string>
 
+#include "client/ctl/size.h"
 #include "client/ctl/store_verbs.h"
+#include "client/ctl/top.h"
 #include "client/ctl/verbs.h"
+#include "codecs/image_layout.h"
+#include "daemon/policy/model_spec.h"
 #include "kvtier/kvtier.h"
 
 namespace kvtier::ctl {
@@ -17,6 +21,7 @@ namespace {
 
 constexpr int kOk = 0, kError = 1, kUsage = 2;
 constexpr char kDefaultSocket[] = "/run/kvtier/kvtierd.sock";
+constexpr char kDefaultMetrics[] = "127.0.0.1:9464";
 
 using Run = std::function<Result<std::string>(Verbs&)>;
 
@@ -36,7 +41,11 @@ struct Arguments {
   uint64_t count = 0;
   uint32_t model = 0;
   uint64_t limit = 0;
-  std::string store;
+  std::string store, key, dtype = "fp16";
+  std::string metrics = kDefaultMetrics;
+  double interval_s = 2;
+  uint64_t frames = 0;
+  SizeRequest size{.block = {.tokens = kMaxTokens}};
 };
 
 void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
@@ -59,6 +68,9 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
                           [&](Verbs& v) { return v.Blocks(arguments.model, arguments.limit); });
   blocks->add_option("MODEL", arguments.model, "number of the model, see `models`")->required();
   blocks->add_option("--limit", arguments.limit, "at most so many blocks");
+  verb("explain", "where a block is, and why", [&](Verbs& v) { return v.Explain(arguments.key); })
+      ->add_option("KEY", arguments.key, "its key, or as much of it as no other starts with")
+      ->required();
   with_count(with_tier(verb("demote", "move the least valuable blocks of a tier one tier down",
                             [&](Verbs& v) { return v.Demote(arguments.tier, arguments.count); })));
   with_count(with_tier(verb("evict", "drop the least valuable blocks of a tier",
@@ -75,6 +87,71 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
       app.add_subcommand("repair", "make a cold tier's folder whole again, while no daemon uses it");
   repair->add_option("--store", arguments.store, "the folder")->required()->type_name("FOLDER");
   verb("drain", "make every block durable and take no more puts", [](Verbs& v) { return v.Drain(); });
+}
+
+void AddTop(CLI::App& app, Arguments& arguments) {
+  CLI::App* top = app.add_subcommand("top", "what the daemon does, live, from its metrics");
+  top->add_option("--metrics", arguments.metrics, "where the daemon's metrics are")
+      ->envname("KVTIER_METRICS")
+      ->capture_default_str();
+  top->add_option("--interval", arguments.interval_s, "seconds between two looks")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  top->add_option("--frames", arguments.frames, "how many looks; until killed when left out")
+      ->check(CheckCount);
+}
+
+void AddSize(CLI::App& app, Arguments& arguments) {
+  CLI::App* size = app.add_subcommand("size", "what tiers of a size hold of a model; asks no daemon");
+  BlockShape& block = arguments.size.block;
+  const auto shape = [size](const char* name, uint16_t& value, uint16_t most, const char* what) {
+    return size->add_option(name, value, what)->check(CLI::Range(uint16_t{1}, most));
+  };
+  shape("--layers", block.layers, kMaxLayers, "layers of the model")->required();
+  shape("--kv-heads", block.kv_heads, 1024, "KV heads of a layer, of one rank")->required();
+  shape("--head-dim", block.k_dim, static_cast<uint16_t>(kMaxHeadDim), "channels of a K head")->required();
+  shape("--v-dim", block.v_dim, static_cast<uint16_t>(kMaxHeadDim),
+        "channels of a V head; as K when left out");
+  size->add_option("--tokens-per-block", block.tokens)
+      ->check(CLI::IsMember({64, 128}))
+      ->capture_default_str();
+  size->add_option("--dtype", arguments.dtype, "of the engine's cache")
+      ->check(CLI::IsMember({"fp16", "bf16", "fp8"}))
+      ->capture_default_str();
+  const auto capacity = [size](const char* name, uint64_t& value, const char* what) {
+    size->add_option(name, value, what)->transform(CLI::AsSizeValue(false))->type_name("SIZE");
+  };
+  capacity("--hot", arguments.size.hot_bytes, "capacity of the hot tier, like 4GiB");
+  capacity("--warm", arguments.size.warm_bytes, "of the warm one");
+  capacity("--cold", arguments.size.cold_bytes, "of the cold one");
+  capacity("--segment", arguments.size.segment_bytes, "segment of the cold tier");
+  size->add_flag("!--no-tails", arguments.size.keep_tails, "the cold tier has tails = \"never\"");
+  size->add_option("--tokens-per-second", arguments.size.tokens_per_second,
+                   "new tokens of all engines together: how long a tier lasts")
+      ->check(CLI::PositiveNumber);
+}
+
+/// With what was left out.
+SizeRequest Completed(const Arguments& arguments) {
+  SizeRequest request = arguments.size;
+  BlockShape& block = request.block;
+  block.dtype = arguments.dtype == "fp8"    ? DType::kE4m3
+                : arguments.dtype == "bf16" ? DType::kBf16
+                                            : DType::kFp16;
+  if (block.v_dim == 0) block.v_dim = block.k_dim;
+  block.nb = DefaultBoost(block.k_dim);
+  return request;
+}
+
+int RunTop(const Arguments& arguments) {
+  const auto interval = std::chrono::duration<double>(arguments.interval_s);
+  const Status shown = ShowTop({.address = arguments.metrics,
+                                .interval = std::chrono::duration_cast<Duration>(interval),
+                                .frames = arguments.frames},
+                               stdout);
+  if (shown.ok()) return kOk;
+  std::fprintf(stderr, "kvtierctl: %s\n", shown.ToString().c_str());
+  return kError;
 }
 
 int Print(const Result<std::string>& text) {
@@ -122,12 +199,16 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   AddVerbs(app, arguments, run);
+  AddTop(app, arguments);
+  AddSize(app, arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kUsage;
   }
   const Format format = arguments.json ? Format::kJson : Format::kHuman;
+  if (app.got_subcommand("top")) return RunTop(arguments);
+  if (app.got_subcommand("size")) return Print(SizeReport(Completed(arguments), format));
   if (app.got_subcommand("repair")) return Print(RepairStore(arguments.store, format));
   if (!arguments.store.empty()) return Print(VerifyStore(arguments.store, format));
   return RunVerb(arguments, run);

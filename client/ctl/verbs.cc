@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
+#include "client/ctl/explain.h"
 #include "client/ctl/output.h"
 #include "codecs/codec.h"
 
@@ -192,6 +194,44 @@ Result<std::string> Verbs::Blocks(uint32_t model, uint64_t limit) {
   }
   if (format_ == Format::kHuman) return table.str();
   return json.EndArray().EndObject().str() + '\n';
+}
+
+Result<Verbs::Found> Verbs::FindBlock(const std::string& prefix) {
+  KVTIER_ASSIGN(const std::string before, KeyBefore(prefix));
+  v1::ListModelsReply models;
+  KVTIER_TRY(Ask(v1::ListModelsRequest(), models));
+  std::optional<Found> found;
+  for (const auto& model : models.models()) {
+    v1::ListBlocksRequest request;
+    request.set_model(model.model());
+    request.set_after(before);
+    request.set_limit(2);
+    v1::ListBlocksReply reply;
+    KVTIER_TRY(Ask(request, reply));
+    for (const auto& block : reply.blocks()) {
+      if (!Hex(block.key()).starts_with(prefix)) continue;
+      if (found) {
+        return kvtier::Status(Code::kInvalidArgument, "several keys start with " + prefix + ": " +
+                                                          Hex(found->block.key()) + ", " + Hex(block.key()));
+      }
+      found = Found{.model = model, .block = block};
+    }
+  }
+  if (!found) return kvtier::Status(Code::kNotFound, "no block has a key that starts with " + prefix);
+  return *std::move(found);
+}
+
+Result<std::string> Verbs::Explain(const std::string& prefix) {
+  KVTIER_ASSIGN(const Found found, FindBlock(prefix));
+  if (format_ == Format::kJson) {
+    JsonWriter json;
+    json.BeginObject().Number("model", found.model.model()).Text("tenant", found.model.tenant());
+    json.BeginArray("blocks");
+    WriteBlock(found.block, json);
+    return json.EndArray().EndObject().str() + '\n';
+  }
+  KVTIER_ASSIGN(const v1::StatsReply stats, Stats());
+  return ExplainText(found.block, found.model, stats);
 }
 
 Result<uint32_t> Verbs::TierNumber(const std::string& tier) {

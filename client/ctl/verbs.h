@@ -22,6 +22,9 @@ class Verbs {
   Result<std::string> Models();
   /// `limit` 0: all.
   Result<std::string> Blocks(uint32_t model, uint64_t limit);
+  /// Of the one block, of all models, whose key starts with `prefix` in hexadecimal. kInvalidArgument also
+  /// where there are several.
+  Result<std::string> Explain(const std::string& prefix);
   /// `tier` is a name or a number; `count` 0: all.
   Result<std::string> Demote(const std::string& tier, uint64_t count);
   Result<std::string> Evict(const std::string& tier, uint64_t count);
@@ -33,6 +36,11 @@ class Verbs {
   template <typename Request, typename Reply>
   kvtier::Status Ask(Request request, Reply& reply);
   Result<v1::StatsReply> Stats();
+  struct Found {
+    v1::ListModelsReply::Model model;
+    v1::ListBlocksReply::Block block;
+  };
+  Result<Found> FindBlock(const std::string& prefix);
   using MoveCall = kvtier::Status (client::Rpc::*)(const v1::TierCountRequest&, v1::CountReply&, TimePoint);
   Result<uint64_t> MoveBlocks(MoveCall call, const std::string& tier, uint64_t count);
   Result<uint32_t> TierNumber(const std::string& tier);

@@ -1,3 +1,5 @@
+#include <spdlog/spdlog.h>
+
 #include "daemon/service/convert.h"
 #include "daemon/service/grpc_service.h"
 
@@ -10,6 +12,16 @@ constexpr auto kFillCount = [](uint64_t count, v1::CountReply& out) { out.set_co
 /// What "all" is in the messages (0) and in the commands.
 uint64_t CountOf(const v1::TierCountRequest& request) {
   return request.count() == 0 ? UINT64_MAX : request.count();
+}
+
+/// Who told the daemon to change something, whatever came of it.
+void Audit(const ClientSession& session, const std::string& what) {
+  spdlog::info("admin: {} by {}, session {}", what, session.tenant_name, session.id.value);
+}
+
+std::string BlocksOf(const v1::TierCountRequest& request) {
+  const std::string count = request.count() == 0 ? "all" : "up to " + std::to_string(request.count());
+  return count + " blocks of tier " + std::to_string(request.tier());
 }
 
 }  // namespace
@@ -65,8 +77,9 @@ GrpcService::Reactor* GrpcService::ListBlocks(Context* context, const v1::ListBl
 GrpcService::Reactor* GrpcService::Demote(Context* context, const v1::TierCountRequest* request,
                                           v1::CountReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(TierId tier, ParseTier(request->tier()));
+                 Audit(*session, "demote " + BlocksOf(*request));
                  return CommandBody(AdminDemote{.from = tier,
                                                 .count = CountOf(*request),
                                                 .reply = FinishWith<uint64_t>(reactor, reply, kFillCount)});
@@ -76,8 +89,9 @@ GrpcService::Reactor* GrpcService::Demote(Context* context, const v1::TierCountR
 GrpcService::Reactor* GrpcService::Evict(Context* context, const v1::TierCountRequest* request,
                                          v1::CountReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(TierId tier, ParseTier(request->tier()));
+                 Audit(*session, "evict " + BlocksOf(*request));
                  return CommandBody(AdminEvict{.from = tier,
                                                .count = CountOf(*request),
                                                .reply = FinishWith<uint64_t>(reactor, reply, kFillCount)});
@@ -87,8 +101,9 @@ GrpcService::Reactor* GrpcService::Evict(Context* context, const v1::TierCountRe
 GrpcService::Reactor* GrpcService::Verify(Context* context, const v1::VerifyRequest* request,
                                           v1::VerifyReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
                  KVTIER_ASSIGN(TierId tier, ParseTier(request->tier()));
+                 Audit(*session, "verify tier " + std::to_string(request->tier()));
                  return CommandBody(AdminVerify{
                      .tier = tier,
                      .reply = FinishWith<kvtier::VerifyReply>(
@@ -105,7 +120,8 @@ GrpcService::Reactor* GrpcService::Verify(Context* context, const v1::VerifyRequ
 GrpcService::Reactor* GrpcService::Drain(Context* context, const v1::DrainRequest* request,
                                          v1::CountReply* reply) {
   return Serve(context, request->session_token(), request->deadline_ms(), Need::kAdmin,
-               [&](const std::shared_ptr<ClientSession>&, Reactor* reactor) -> Result<CommandBody> {
+               [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
+                 Audit(*session, "drain");
                  return CommandBody(AdminDrain{.reply = FinishWith<uint64_t>(reactor, reply, kFillCount)});
                });
 }

@@ -1,4 +1,6 @@
 // kvtierctl against a real daemon.
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 
@@ -40,6 +42,53 @@ TEST_F(CtlTest, ShowsWhatIsThereForPeopleAndAsJson) {
   EXPECT_EQ(std::ranges::count(limited.output, '\n'), 1 + 2) << limited.output;
 }
 
+TEST_F(CtlTest, ExplainsABlockByTheBeginningOfItsKey) {
+  StartDaemon(
+      {.hot_bytes = uint64_t{64} << 20, .warm_bytes = uint64_t{32} << 20, .cold_bytes = 0, .more = {}});
+  const Engine engine = Connect();
+  Kv kv = Kv::Random(1, 3 * kBlockTokens);
+  engine.Put(engine.Keys(Tokens(1, 3 * kBlockTokens)), kv);
+  ASSERT_EQ(Ctl(*daemon_, "demote hot 1").exit_code, 0);
+  const std::string listed = Ctl(*daemon_, "--json blocks 0").output;
+  size_t explained = 0;
+  for (size_t at = 0; (at = listed.find("{\"key\":\"", at)) != std::string::npos; ++at) {
+    const std::string key = listed.substr(at + 8, 64);
+    const ProgramResult block = Ctl(*daemon_, "explain " + key.substr(0, 16));
+    EXPECT_EQ(block.exit_code, 0) << block.output;
+    EXPECT_NE(block.output.find("block " + key + "\n"), std::string::npos) << block.output;
+    const bool demoted = block.output.find("a reader gets int4 from warm") != std::string::npos;
+    EXPECT_NE(block.output.find("a reader gets bits16 from hot") != std::string::npos, demoted);
+    const ProgramResult json = Ctl(*daemon_, "explain --json " + key);
+    EXPECT_NE(json.output.find("\"key\":\"" + key + "\""), std::string::npos) << json.output;
+    ++explained;
+  }
+  EXPECT_EQ(explained, 3u);
+  EXPECT_EQ(Ctl(*daemon_, "explain xyz").exit_code, 1);
+  const ProgramResult unknown = Ctl(*daemon_, "explain " + std::string(64, '0'));
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_NE(unknown.output.find("NOT_FOUND"), std::string::npos) << unknown.output;
+}
+
+TEST_F(CtlTest, TopShowsFramesOfARunningDaemonAndSaysWhenThereIsNone) {
+  StartDaemon({});
+  const Engine engine = Connect();
+  Kv kv = Kv::Random(1, 3 * kBlockTokens);
+  engine.Put(engine.Keys(Tokens(1, 3 * kBlockTokens)), kv);
+  const std::string metrics = "top --metrics 127.0.0.1:" + std::to_string(daemon_->metrics_port());
+  const ProgramResult top = Ctl(*daemon_, metrics + " --interval 0.1 --frames 2");
+  EXPECT_EQ(top.exit_code, 0) << top.output;
+  size_t frames = 0;
+  for (size_t at = 0; (at = top.output.find("nothing is wrong\n", at)) != std::string::npos; ++at) ++frames;
+  EXPECT_EQ(frames, 2u) << top.output;
+  EXPECT_NE(top.output.find("3 blocks  1 sessions"), std::string::npos) << top.output;
+  EXPECT_NE(top.output.find("bits16 100.0 %"), std::string::npos) << top.output;
+  EXPECT_EQ(top.output.find('\x1b'), std::string::npos) << "no terminal";
+  daemon_->Kill();
+  const ProgramResult none = Ctl(*daemon_, metrics + " --frames 1");
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_NE(none.output.find("UNAVAILABLE"), std::string::npos) << none.output;
+}
+
 TEST_F(CtlTest, MovesChecksAndDropsBlocks) {
   StartDaemon({.hot_bytes = uint64_t{64} << 20,
                .warm_bytes = uint64_t{32} << 20,
@@ -61,6 +110,11 @@ TEST_F(CtlTest, MovesChecksAndDropsBlocks) {
   EXPECT_EQ(Ctl(*daemon_, "verify").output, "checked 4, corrupt 0\n");
   EXPECT_EQ(Ctl(*daemon_, "verify --json").output, "{\"corrupt_keys\":[],\"checked\":4,\"corrupt\":0}\n");
   EXPECT_EQ(Ctl(*daemon_, "evict warm 1").output, "evicted 1 block\n");
+  const std::string by = " by uid:" + std::to_string(::getuid()) + ", session ", log = daemon_->Log();
+  for (const char* asked : {"demote up to 1 blocks of tier 0", "demote all blocks of tier 0", "verify tier 1",
+                            "evict up to 1 blocks of tier 1"}) {
+    EXPECT_NE(log.find(std::string("admin: ") + asked + by), std::string::npos) << asked << '\n' << log;
+  }
   EXPECT_EQ(engine.Stats().blocks, 3u);
 }
 

@@ -76,7 +76,11 @@ def test_rules_and_runbook_speak_of_metrics_that_there_are():
     known |= {f"{name}_{part}" for name in known for part in ("bucket", "count", "sum")}
     recorded = {rule["record"] for rule in rules("recording.yml")}
     texts = [rule["expr"] for file in ("recording.yml", "alerts.yml") for rule in rules(file)]
-    texts.append((MONITORING / "RUNBOOK.md").read_text())
+    pages = [(MONITORING / "RUNBOOK.md").read_text(), (ROOT / "deploy/docs/OPERATE.md").read_text()]
+    alerts = {rule["alert"] for rule in rules("alerts.yml")}
+    for page in pages:
+        assert set(re.findall(r"\bKvtier[A-Z]\w+", page)) <= alerts
+    texts += pages
     for text in texts:
         assert set(METRIC.findall(text)) <= known, text
         assert set(RECORDED.findall(text)) <= recorded, text

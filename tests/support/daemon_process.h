@@ -61,6 +61,7 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   const std::string& socket() const { return socket_; }
+  uint16_t metrics_port() const { return metrics_port_; }
   const TemporaryFolder& folder() const { return folder_; }
   std::string Log() const;
   /// The answer of the metrics port at `path`. Errors: kUnavailable, also for a status that is not 200.
