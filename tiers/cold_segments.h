@@ -76,7 +76,8 @@ class ColdSegments {
   uint64_t metadata_bytes_written() const { return metadata_bytes_.load(std::memory_order_relaxed); }
   void CountMetadata(uint64_t bytes) const { metadata_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  uint32_t foreign() const { return foreign_; }  ///< files that Load set aside
+  uint32_t foreign() const { return foreign_; }                    ///< files that Load set aside
+  uint32_t foreign_segments() const { return foreign_segments_; }  ///< that fit into what is set aside
   uint32_t count() const;
   const Options& options() const { return options_; }
 

@@ -89,7 +89,8 @@ class FileColdStore final : public ColdStore, public DeviceMedium {
   bool direct_io() const override { return folder_.direct_io; }
   bool preallocates() const override { return folder_.preallocates; }
   uint64_t allocated_bytes() const override {
-    return segments_.count() * options_.segment_bytes + ColdIndexReserveBytes(options_.capacity_bytes);
+    const uint64_t segments = uint64_t{segments_.count()} + segments_.foreign_segments();
+    return segments * options_.segment_bytes + ColdIndexReserveBytes(options_.capacity_bytes);
   }
   uint64_t metadata_bytes_written() const override {
     const uint64_t index_bytes = index_ != nullptr ? index_->written_bytes() : 0;

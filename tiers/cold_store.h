@@ -133,6 +133,7 @@ class ColdStore : public Medium {
   virtual bool persistent() const { return true; }
   /// Whether the space of a segment is reserved when it is made.
   virtual bool preallocates() const { return true; }
+  /// Of the capacity: segments that there are, files set aside, the reserve.
   virtual uint64_t allocated_bytes() const = 0;
   /// Written beside records since Make: segment headers, marks of dead records, index batches as they go to
   /// its log. 0 where the medium does not wear.

@@ -301,6 +301,8 @@ TEST_F(ColdRecoveryTest, WhatIsSetAsideCountsForTheCapacity) {
   fs::copy_file(SegmentPath(0), SegmentPath(7));  // another number in its header
   recovery_ = OpenStore(folder_.path());
   ASSERT_EQ(recovery_.foreign_files, 1u);
+  const uint64_t reserve = ColdIndexReserveBytes(kTestCapacityBytes);
+  EXPECT_EQ(store_->allocated_bytes(), 2 * kTestSegmentBytes + reserve);
   const uint32_t limit = ColdSegmentLimit(kTestCapacityBytes, kTestSegmentBytes);
   Status status;
   for (uint64_t seed = 100; status.ok() && seed < 100 + limit; ++seed) {
@@ -310,6 +312,7 @@ TEST_F(ColdRecoveryTest, WhatIsSetAsideCountsForTheCapacity) {
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   const fs::directory_iterator files(folder_.path() + "/segments");
   EXPECT_EQ(std::distance(begin(files), end(files)), limit);
+  EXPECT_EQ(store_->allocated_bytes(), limit * kTestSegmentBytes + reserve);
 }
 
 TEST_F(ColdRecoveryTest, FilesOfModelsStayInsideTheReserve) {
