@@ -12,6 +12,7 @@ namespace kvtier::ctl {
 namespace {
 
 constexpr size_t kKeyBytes = 32;
+constexpr uint32_t kMostUses = 15;  ///< that are told apart
 constexpr const char* kPrecisionNames[] = {"none", "int2", "k4v2", "int4", "bits8", "bits16"};
 
 using Block = v1::ListBlocksReply::Block;
@@ -30,6 +31,13 @@ std::string PrecisionOf(const BlockCopy& copy) {
   const Codec* codec = copy.codec() <= UINT8_MAX ? FindCodec(static_cast<CodecId>(copy.codec())) : nullptr;
   return codec != nullptr ? PrecisionName(static_cast<uint32_t>(codec->precision))
                           : "codec " + std::to_string(copy.codec());
+}
+
+std::string Age(uint64_t ms) {
+  const double seconds = static_cast<double>(ms) / 1000;
+  if (seconds < 120) return fmt::format("{:.1f} s", seconds);
+  if (seconds < 7200) return fmt::format("{:.1f} min", seconds / 60);
+  return fmt::format("{:.1f} h", seconds / 3600);
 }
 
 /// What becomes of the highest copy when its tier needs room.
@@ -59,6 +67,17 @@ std::vector<std::string> Reasons(const Block& block, const v1::StatsReply& stats
                                   block.pins()));
   }
   reasons.push_back(NextStep(block, stats));
+  reasons.push_back(
+      fmt::format("what was used least recently goes first: {} uses of other blocks came after its last one",
+                  block.uses_since()));
+  if (block.has_recent_uses()) {
+    reasons.push_back(fmt::format("a tier that admits by frequency counts {}{} uses of it lately",
+                                  block.recent_uses(), block.recent_uses() >= kMostUses ? " or more" : ""));
+  }
+  if (block.floor() != v1::PRECISION_NONE) {
+    reasons.push_back(fmt::format("it is never kept below {}: its floor", PrecisionName(block.floor())));
+  }
+  if (block.is_tail()) reasons.emplace_back("a tail block: it goes when a longer one of its sequence comes");
   return reasons;
 }
 
@@ -88,14 +107,16 @@ Result<std::string> KeyBefore(std::string_view prefix) {
 std::string ExplainText(const Block& block, const v1::ListModelsReply::Model& model,
                         const v1::StatsReply& stats) {
   std::string text = fmt::format("block {}\nof    {}\n", Hex(block.key()), Hex(block.parent()));
-  Table facts({"model", "tenant", "id", "tokens", "pins"});
+  Table facts({"model", "tenant", "id", "tokens", "continued by", "priority", "pins"});
   facts.Row({std::to_string(model.model()), model.tenant(), model.spec().model_id(),
              fmt::format("{} to {}", block.first_position(), block.first_position() + block.tokens() - 1),
+             std::to_string(block.children()), std::to_string(block.priority()),
              std::to_string(block.pins())});
-  Table copies({"tier", "precision", "bytes", "K error", "V error"});
+  Table copies({"tier", "precision", "bytes", "for", "K error", "V error"});
   for (const BlockCopy& copy : block.copies()) {
     copies.Row({TierName(stats, copy.tier()), PrecisionOf(copy), HumanBytes(copy.bytes()),
-                fmt::format("{:.4f}", copy.k_error()), fmt::format("{:.4f}", copy.v_error())});
+                Age(copy.present_ms()), fmt::format("{:.4f}", copy.k_error()),
+                fmt::format("{:.4f}", copy.v_error())});
   }
   text += '\n' + facts.str() + '\n' + copies.str() + '\n';
   for (const std::string& reason : Reasons(block, stats)) text += "- " + reason + '\n';

@@ -70,13 +70,20 @@ void WriteBlock(const v1::ListBlocksReply::Block& block, JsonWriter& json) {
   json.BeginObject().Text("key", Hex(block.key())).Text("parent", Hex(block.parent()));
   json.Number("position", block.first_position())
       .Number("tokens", block.tokens())
-      .Number("pins", block.pins());
+      .Number("pins", block.pins())
+      .Number("children", block.children())
+      .Number("priority", block.priority())
+      .Text("floor", kPrecisionNames[std::min<size_t>(block.floor(), std::size(kPrecisionNames) - 1)])
+      .Bool("is_tail", block.is_tail())
+      .Number("uses_since", block.uses_since());
+  if (block.has_recent_uses()) json.Number("recent_uses", block.recent_uses());
   json.BeginArray("copies");
   for (const auto& copy : block.copies()) {
     json.BeginObject()
         .Number("tier", copy.tier())
         .Text("codec", CodecName(copy.codec()))
         .Number("bytes", copy.bytes());
+    json.Number("present_ms", copy.present_ms());
     json.Real("k_error", copy.k_error()).Real("v_error", copy.v_error()).EndObject();
   }
   json.EndArray().EndObject();

@@ -269,6 +269,12 @@ void Fill(const std::vector<BlockStats>& blocks, v1::ListBlocksReply& out) {
     one.set_first_position(block.first_position);
     one.set_tokens(block.tokens);
     one.set_pins(block.pins);
+    one.set_children(block.children);
+    one.set_priority(block.priority);
+    one.set_floor(static_cast<v1::Precision>(block.floor));
+    one.set_is_tail(block.is_tail);
+    one.set_uses_since(block.uses_since);
+    if (block.recent_uses) one.set_recent_uses(*block.recent_uses);
     for (const BlockStats::Copy& copy : block.copies) {
       v1::ListBlocksReply::Copy& place = *one.add_copies();
       place.set_tier(copy.tier.value);
@@ -276,6 +282,7 @@ void Fill(const std::vector<BlockStats>& blocks, v1::ListBlocksReply& out) {
       place.set_bytes(copy.bytes);
       place.set_k_error(copy.k_error);
       place.set_v_error(copy.v_error);
+      place.set_present_ms(copy.present_ms);
     }
   }
 }

@@ -32,6 +32,7 @@ class ExplainTest : public testing::Test {
     block_.set_parent(std::string(32, '\xcd'));
     block_.set_first_position(128);
     block_.set_tokens(64);
+    block_.set_uses_since(12);
     model_.set_tenant("uid:7");
     model_.mutable_spec()->set_model_id("qwen");
   }
@@ -40,6 +41,7 @@ class ExplainTest : public testing::Test {
     copy.set_tier(tier);
     copy.set_codec(static_cast<uint32_t>(codec));
     copy.set_bytes(4096);
+    copy.set_present_ms(90'500);
     copy.set_k_error(0.125);
   }
   std::string Text() const { return ExplainText(block_, model_, stats_); }
@@ -55,11 +57,14 @@ TEST_F(ExplainTest, TellsWhatTheBlockIsAndEachCopy) {
   EXPECT_THAT(Text(), HasSubstr("block abab"));
   EXPECT_THAT(Text(), HasSubstr("of    cdcd"));
   EXPECT_THAT(Text(), testing::ContainsRegex("uid:7 +qwen +128 to 191"));
-  EXPECT_THAT(Text(), testing::ContainsRegex("hot +bits16 +4\\.0 KiB +0\\.1250 +0\\.0000"));
+  EXPECT_THAT(Text(), testing::ContainsRegex("hot +bits16 +4\\.0 KiB +90\\.5 s +0\\.1250 +0\\.0000"));
   EXPECT_THAT(Text(), HasSubstr("- a reader gets bits16 from hot, the highest tier that has it\n"));
   EXPECT_THAT(Text(),
               HasSubstr("- when hot needs room, the copy there just goes: cold has the block as int4\n"));
-  EXPECT_THAT(Text(), Not(HasSubstr("leases")));
+  EXPECT_THAT(Text(), HasSubstr(": 12 uses of other blocks came after its last one\n"));
+  for (const char* other : {"leases", "floor", "tail block", "frequency"}) {
+    EXPECT_THAT(Text(), Not(HasSubstr(other)));
+  }
 }
 
 TEST_F(ExplainTest, TellsWhatComesNext) {
@@ -72,10 +77,16 @@ TEST_F(ExplainTest, TellsWhatComesNext) {
   EXPECT_THAT(Text(), HasSubstr("- no tier has it at the moment"));
 }
 
-TEST_F(ExplainTest, TellsWhatHoldsIt) {
+TEST_F(ExplainTest, TellsWhatHoldsAndWhatBoundsIt) {
   AddCopy(0, CodecId::kRaw16);
   block_.set_pins(2);
+  block_.set_floor(v1::PRECISION_INT4);
+  block_.set_is_tail(true);
+  block_.set_recent_uses(15);
   EXPECT_THAT(Text(), HasSubstr("- leases or moves hold it (2)"));
+  EXPECT_THAT(Text(), HasSubstr("- it is never kept below int4: its floor\n"));
+  EXPECT_THAT(Text(), HasSubstr("- a tail block"));
+  EXPECT_THAT(Text(), HasSubstr("counts 15 or more uses of it lately\n"));
 }
 
 }  // namespace
