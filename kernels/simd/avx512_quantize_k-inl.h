@@ -7,7 +7,6 @@
 #define KVTIER_KERNELS_SIMD_AVX512_QUANTIZE_K_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -86,14 +85,9 @@ HWY_NOINLINE RowErrors QuantizeKTileInRange(const Source& elements, const KHead&
     const uint32_t rows = head.rows - first < 4 ? head.rows - first : 4;
     const size_t target = first * stride + channel / 4;
     const std::byte* source[4];
-    for (uint32_t row = 0; row < 4; ++row) {
+    for (uint32_t row = 0; row < 4; ++row)
       source[row] = head.At(first + (row < rows ? row : rows - 1), channel);
-      const std::byte* next = head.next + (source[row] - head.source);
-      PrefetchNext(next);
-      PrefetchNext(next + 64);
-      hwy::Prefetch(head.high + target + (kPlaneRowsAhead + row) * stride);
-      hwy::Prefetch(head.low + target + (kPlaneRowsAhead + row) * stride);
-    }
+    head.FetchAhead(channel, first, 4);
     FourTiles quarters;
     if (rows == 4) {
       QuantizeFourKRows<true>(elements, source, rows, minimum, inverse, sums, quarters);

@@ -7,7 +7,6 @@
 #define KVTIER_KERNELS_SIMD_AVX512_QUANTIZE_V_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -70,6 +69,8 @@ HWY_INLINE void RotateFourRows(const Source& elements, const std::byte* const (&
   alignas(64) uint16_t pieces[kRowVectors][16];
   TransposeHalf(source, 0, pieces);
   TransposeHalf(source, 64, pieces + 8);
+  // Out of memory halves are widened in one operation; compilers would rather cut them out of registers.
+  asm("" : "+m"(pieces));
   Floats v[kRowVectors];
   for (uint32_t i = 0; i < kRowVectors; ++i) {
     v[i] = elements.Load(pieces[i / 8 * 8 + kPiece[i % 8]]);
@@ -98,12 +99,8 @@ HWY_NOINLINE void RotateRows(const Source& elements, const VGroup& group, uint32
     for (uint32_t r = 0; r < 4; ++r) {
       const uint32_t at = first + (row + r < rows ? row + r : rows - 1);
       source[r] = group.source + at * group.source_stride;
-      const std::byte* next = group.next + (source[r] - group.source);
-      PrefetchNext(next);
-      PrefetchNext(next + 64);
-      hwy::Prefetch(group.high + (at + kPlaneRowsAhead) * group.plane_stride);
-      if (group.low != nullptr) hwy::Prefetch(group.low + (at + kPlaneRowsAhead) * group.plane_stride);
     }
+    group.FetchInFirstPass(first, row, 4);
     RotateFourRows(elements, source, batch.rotated[row / 4], batch.largest[row / 4]);
   }
 }
@@ -178,18 +175,20 @@ HWY_INLINE FourTiles QuantizeFourVRows(const float (&rotated)[kRowVectors][16], 
   return quarters;
 }
 
-/// Second pass: the first `rows` rows, their planes from `high` and `low` (or null) on.
-HWY_NOINLINE void QuantizeRows(const VBatch& batch, uint32_t rows, const VScales& scales, uint8_t* high,
-                               uint8_t* low, size_t stride, ErrorVectors& errors) {
+/// Second pass: `rows` rows to the planes from row `first` on.
+HWY_NOINLINE void QuantizeRows(const VBatch& batch, const VGroup& group, uint32_t first, uint32_t rows,
+                               const VScales& scales, ErrorVectors& errors) {
   const FloatTag df;
   const auto inverse = hn::Load(df, scales.inverse), weight = hn::Load(df, scales.weight);
   ErrorVectors sums = errors;
   for (uint32_t row = 0; row < rows; row += 4) {
     const uint32_t here = rows - row < 4 ? rows - row : 4;
+    const size_t target = (first + row) * group.plane_stride;
+    group.FetchInSecondPass(first, row, 4);
     const FourTiles quarters = QuantizeFourVRows(batch.rotated[row / 4], BroadcastInBlocks(inverse, row / 4),
                                                  BroadcastInBlocks(weight, row / 4), sums);
-    StoreFourRows(quarters.High(), here, high + row * stride, stride);
-    if (low != nullptr) StoreFourRows(quarters.Low(), here, low + row * stride, stride);
+    StoreFourRows(quarters.High(), here, group.high + target, group.plane_stride);
+    if (group.low != nullptr) StoreFourRows(quarters.Low(), here, group.low + target, group.plane_stride);
   }
   errors = sums;
 }

@@ -7,7 +7,6 @@
 #define KVTIER_KERNELS_SIMD_QUANTIZE_K_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -20,17 +19,32 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
+/// Rows of a plane that are fetched before they are written.
+inline constexpr uint32_t kPlaneRowsAhead = 16;
+
 /// K of one head, from the first row that is not raw on.
 struct KHead {
   const std::byte* source;  ///< [rows][dim], 16 bits each
   uint32_t rows;
   uint32_t dim;
-  uint8_t* high;          ///< [rows][dim / 4]
-  uint8_t* low;           ///< the same
-  const std::byte* next;  ///< what the caller reads afterwards, as many bytes: is fetched on the way
+  uint8_t* high;  ///< [rows][dim / 4]
+  uint8_t* low;   ///< the same
+  /// What the caller reads afterwards, as many bytes. It is fetched on the way, in order and evenly, so that
+  /// neither waits for the other: a quarter while ranges are looked for, the rest with the codes.
+  const std::byte* next;
 
   const std::byte* At(uint32_t row, uint32_t channel) const {
     return source + 2 * (size_t{row} * dim + channel);
+  }
+  /// With some rows of the tile from `channel` on: its share of what is next, and planes of all channels.
+  HWY_INLINE void FetchAhead(uint32_t channel, uint32_t first, uint32_t count) const {
+    constexpr size_t kRowShare = 2 * kTileCodes * 3 / 4;
+    const size_t quarter = size_t{rows} * dim / 2;
+    PrefetchNext(next + quarter + (channel / kTileCodes * rows + first) * kRowShare, count * kRowShare);
+    if (channel != 0) return;
+    const size_t ahead = size_t{first + kPlaneRowsAhead} * dim / 4;
+    PrefetchPlane(high + ahead, count * dim / 4);
+    PrefetchPlane(low + ahead, count * dim / 4);
   }
 };
 
@@ -41,9 +55,6 @@ struct KScratch {
   /// not constant has a scale of zero.
   bool clamps[kMaxHeadDim / kTileCodes];
 };
-
-/// Rows of a plane that are fetched before they are written.
-inline constexpr uint32_t kPlaneRowsAhead = 16;
 
 /// 16-bit numbers with a sign bit as integers that order as they do (-0 below +0), and back.
 template <class D16>
@@ -60,7 +71,9 @@ inline void FindRanges(D16 d16, const KHead& head, uint32_t channel, KScratch& s
   };
   hn::Vec<D16> low[count], high[count];
   for (uint32_t i = 0; i < count; ++i) low[i] = high[i] = load(0, i);
+  const std::byte* next = head.next + size_t{channel} * head.rows / 2;
   for (uint32_t row = 1; row < head.rows; ++row) {
+    PrefetchNext(next + row * (count * kLanes / 2));
     for (uint32_t i = 0; i < count; ++i) {
       const auto value = load(row, i);
       low[i] = hn::Min(low[i], value);
@@ -258,11 +271,7 @@ inline RowErrors QuantizeKTile(const Source& elements, const KHead& head, uint32
     const uint32_t rows = head.rows - first < TileBatch::kTiles ? head.rows - first : TileBatch::kTiles;
     for (uint32_t row = 0; row < rows; ++row) {
       const std::byte* at = head.At(first + row, channel);
-      PrefetchNext(head.next + (at - head.source));
-      PrefetchNext(head.next + (at - head.source) + 64);
-      const size_t target = size_t{first + row + kPlaneRowsAhead} * stride + channel / 4;
-      hwy::Prefetch(head.high + target);
-      hwy::Prefetch(head.low + target);
+      if (row % 4 == 0) head.FetchAhead(channel, first + row, 4);
       for (uint32_t i = 0; i < kQuarterVectors; ++i) {
         Int32s codes[4];
         for (uint32_t k = 0; k < 4; ++k)

@@ -140,7 +140,8 @@ class LayerQuantizer {
                             .high = high + plane,
                             .low = low != nullptr ? low + plane : nullptr,
                             .plane_stride = dim / 4,
-                            .next = NextK(head) + 2 * first};
+                            .next = NextK(head) + 2 * first * Rows(),
+                            .fetches_planes = first == 0};
       if (dim - first >= kTileCodes) {
         QuantizeVGroup(group);
       } else {
@@ -168,9 +169,7 @@ class LayerQuantizer {
       const uint32_t rows = rows_from(first), next = first + kVBatch;
       FindVScales(batches_[current], rows, v_scales_);
       if (next < group.rows) RotateRows(v_elements_, group, next, rows_from(next), batches_[1 - current]);
-      const size_t target = first * group.plane_stride;
-      QuantizeRows(batches_[current], rows, v_scales_, group.high + target,
-                   group.low != nullptr ? group.low + target : nullptr, group.plane_stride, sums);
+      QuantizeRows(batches_[current], group, first, rows, v_scales_, sums);
       StoreVScales(group, first, rows);
       current = 1 - current;
     }
@@ -178,12 +177,19 @@ class LayerQuantizer {
   }
 
   void StoreVScales(const VGroup& group, uint32_t first, uint32_t rows) {
-    for (uint32_t row = 0; row < rows; ++row) {
-      const auto scale_byte = static_cast<uint8_t>(v_scales_.scale_byte[VBatch::LaneOf(row)]);
-      group.scale[(first + row) * group.scale_stride] = scale_byte;
-      if (v_scales_.clamps && scale_byte >= kVScaleClamps)
-        v_errors_.Add(MeasureDecodedRow(v_elements_, group.source + (first + row) * group.source_stride));
+    const auto scale_byte = [&](uint32_t row) {
+      return static_cast<uint8_t>(v_scales_.scale_byte[VBatch::LaneOf(row)]);
+    };
+    uint8_t* scale = group.scale + first * group.scale_stride;
+    if (rows == kVBatch) {  // a loop that compilers unroll
+      for (uint32_t row = 0; row < kVBatch; ++row) scale[row * group.scale_stride] = scale_byte(row);
+    } else {
+      for (uint32_t row = 0; row < rows; ++row) scale[row * group.scale_stride] = scale_byte(row);
     }
+    if (!v_scales_.clamps) return;
+    for (uint32_t row = 0; row < rows; ++row)
+      if (scale_byte(row) >= kVScaleClamps)
+        v_errors_.Add(MeasureDecodedRow(v_elements_, group.source + (first + row) * group.source_stride));
   }
 
   /// The last group of a row, of fewer than 64 channels, not rotated.

@@ -7,7 +7,6 @@
 #define KVTIER_KERNELS_SIMD_QUANTIZE_V_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <bit>
@@ -24,6 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
 inline constexpr uint32_t kVBatch = TileBatch::kTiles;
+inline constexpr size_t kVRowShare = 2 * kTileCodes;
 inline constexpr int kVGridBits = std::countr_zero(uint32_t{kVGridParts});
 
 /// One group of a head's V, from the first row that is not raw on.
@@ -36,7 +36,21 @@ struct VGroup {
   uint8_t* high;  ///< rows `plane_stride` apart
   uint8_t* low;   ///< the same, or null
   size_t plane_stride;
-  const std::byte* next;  ///< what the caller reads afterwards, in rows like these: is fetched on the way
+  /// What the caller reads afterwards, kVRowShare bytes a row. It is fetched on the way, in order and evenly:
+  /// of every batch half with the first pass, half with the second.
+  const std::byte* next;
+  bool fetches_planes;  ///< with the first pass, those of all groups of the head
+
+  HWY_INLINE void FetchInFirstPass(uint32_t batch, uint32_t row, uint32_t count) const {
+    PrefetchNext(next + batch * kVRowShare + row * (kVRowShare / 2), count * (kVRowShare / 2));
+    if (!fetches_planes) return;
+    const size_t ahead = (batch + row + kPlaneRowsAhead) * plane_stride;
+    PrefetchPlane(high + ahead, count * plane_stride);
+    if (low != nullptr) PrefetchPlane(low + ahead, count * plane_stride);
+  }
+  HWY_INLINE void FetchInSecondPass(uint32_t batch, uint32_t row, uint32_t count) const {
+    PrefetchNext(next + batch * kVRowShare + (kVBatch + row) * (kVRowShare / 2), count * (kVRowShare / 2));
+  }
 };
 
 /// Of sixteen groups. In which order their rows come says VBatch.
@@ -166,13 +180,8 @@ HWY_NOINLINE void RotateRows(const Source& elements, const VGroup& group, uint32
       const uint32_t clamped = row + r < rows ? row + r : rows - 1;
       const std::byte* source = group.source + (first + clamped) * group.source_stride;
       largest[r] = RotateRow(elements, source, batch.rotated[row + r]);
-      const std::byte* next = group.next + (source - group.source);
-      PrefetchNext(next);
-      PrefetchNext(next + 64);
-      const size_t target = (first + clamped + kPlaneRowsAhead) * group.plane_stride;
-      hwy::Prefetch(group.high + target);
-      if (group.low != nullptr) hwy::Prefetch(group.low + target);
     }
+    group.FetchInFirstPass(first, row, 4);
     hn::Store(LargestOfFourRows(largest[0], largest[1], largest[2], largest[3]), df,
               batch.block_max[row / 4]);
     auto overall = hn::Load(d4, batch.block_max[row / 4]);
@@ -217,13 +226,18 @@ HWY_INLINE void QuantizeVRow(const VBatch& batch, const VScales& scales, uint32_
   }
 }
 
-/// Second pass: the first `rows` rows, their planes from `high` and `low` (or null) on.
-HWY_NOINLINE void QuantizeRows(VBatch& batch, uint32_t rows, const VScales& scales, uint8_t* high,
-                               uint8_t* low, size_t stride, ErrorVectors& errors) {
+/// Second pass: `rows` rows to the planes from row `first` on.
+HWY_NOINLINE void QuantizeRows(VBatch& batch, const VGroup& group, uint32_t first, uint32_t rows,
+                               const VScales& scales, ErrorVectors& errors) {
   ErrorVectors sums = errors;
-  for (uint32_t row = 0; row < rows; ++row) QuantizeVRow(batch, scales, row, batch.tiles.codes[row], sums);
+  for (uint32_t row = 0; row < rows; ++row) {
+    group.FetchInSecondPass(first, row, 1);
+    QuantizeVRow(batch, scales, row, batch.tiles.codes[row], sums);
+  }
   errors = sums;
-  PackTiles(batch.tiles, rows, high, low, stride);
+  const size_t target = first * group.plane_stride;
+  PackTiles(batch.tiles, rows, group.high + target, group.low != nullptr ? group.low + target : nullptr,
+            group.plane_stride);
 }
 
 #endif  // HWY_TARGET

@@ -31,6 +31,14 @@ inline constexpr uint32_t kFloats = hn::MaxLanes(FloatTag());
 HWY_INLINE void PrefetchNext(const void* at) {
   __builtin_prefetch(at, 0, 2);
 }
+/// The same for some bytes, in the order in which they lie: the CPU's own prefetcher follows.
+HWY_INLINE void PrefetchNext(const std::byte* at, size_t bytes) {
+  for (size_t offset = 0; offset < bytes; offset += 64) PrefetchNext(at + offset);
+}
+/// Fetches what is written next.
+HWY_INLINE void PrefetchPlane(const uint8_t* at, size_t bytes) {
+  for (size_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(at + offset, 0, 3);
+}
 
 /// rn16, as bits.
 inline hn::Vec<hn::Rebind<uint16_t, FloatTag>> Fp16Bits(Floats values) {
