@@ -37,6 +37,15 @@ TEST(Logits, ScoresAreThoseOfTheDefinitions) {
   EXPECT_FALSE(RightLogits(right, {1}).Score(std::vector<float>{-1, 0})[0].same_top);
 }
 
+TEST(Logits, DamageThatLeavesTheTextAsLikelyShowsInKlAlone) {
+  // All but the text's own next token change places: perplexity sees nothing of it, nor does the top token.
+  const std::vector<float> right = {2, 1, 0, -1}, tried = {2, -1, 0, 1};
+  const TokenScore token = RightLogits(right, {0}).Score(tried)[0];
+  EXPECT_NEAR(token.nll_change, 0, 1e-12);
+  EXPECT_TRUE(token.same_top && token.hit);
+  EXPECT_GT(token.kl, 0.3);
+}
+
 TEST(Logits, SummaryIsOfWindowsAndItsPercentileOfTokens) {
   std::vector<std::vector<TokenScore>> windows(2, std::vector<TokenScore>(100));
   windows[0][7].kl = 100;
