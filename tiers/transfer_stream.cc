@@ -77,6 +77,7 @@ std::optional<Job> TransferStream::Run(Job first, BlockIo& io) {
   io_ = &io;
   Begin(std::move(first));
   io.RunStream(*this, now + kColdIoTimeout);
+  jobs_.StopRingingFor(bell_);
   Report();
   KVTIER_CHECK(busy_ == 0 && ready_.empty() && ended_.empty());
   return std::exchange(next_, std::nullopt);
@@ -100,11 +101,17 @@ IoRequest* TransferStream::Next() {
   return request;
 }
 
+/// False: nothing more for now. Where it could take another job but there is none, the queue is told so.
 bool TransferStream::Take() {
-  const bool full = busy_ > 0 && (bytes_ >= kMaxStreamBytes || busy_ >= Share());
-  if (full || next_.has_value() || !io_->usable() || SteadyClock{}.Now() >= closes_) return false;
+  if (busy_ == kMaxStreamJobs || (busy_ > 0 && bytes_ >= kMaxStreamBytes)) return false;
+  if (next_.has_value() || !io_->usable() || SteadyClock{}.Now() >= closes_) return false;
+  if (busy_ > 0 && busy_ >= Share()) {
+    // What is there is for the others; what comes may be for this one.
+    static_cast<void>(jobs_.RingFor(bell_));
+    return false;
+  }
   std::optional<Job> job = jobs_.TryPop();
-  if (!job.has_value()) return false;
+  if (!job.has_value()) return busy_ > 0 && !jobs_.RingFor(bell_);
   if (CanStream(*job)) {
     Begin(*std::move(job));
     return true;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tiers/base/bounded_queue.h"
+#include "tiers/base/doorbell.h"
 #include "tiers/job.h"
 
 namespace kvtier {
@@ -58,6 +59,8 @@ class TransferStream final : public IoStream {
   IoRequest* Next() override;
   void Done(IoRequest& request) override;
   void AllDone() override { Report(); }
+  int WakeDescriptor() const override { return bell_->fd(); }
+  void Woken() override { bell_->Silence(); }
 
  private:
   struct Lane;
@@ -77,6 +80,7 @@ class TransferStream final : public IoStream {
   BoundedQueue<Job>& jobs_;
   Workers& workers_;
   const Callbacks callbacks_;
+  const std::shared_ptr<const Doorbell> bell_ = std::make_shared<const Doorbell>();  ///< for the next job
   const std::unique_ptr<BlockIo> memory_io_;  ///< for media that copy and need none
   const BlockIo* io_ = nullptr;               ///< that runs it
   std::vector<std::unique_ptr<Lane>> lanes_;

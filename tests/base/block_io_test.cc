@@ -12,14 +12,18 @@
 #include <algorithm>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <random>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "tiers/base/aligned_buffer.h"
 #include "tiers/base/block_io_impl.h"
+#include "tiers/base/doorbell.h"
 #include "tiers/base/memfd.h"
 
 namespace kvtier {
@@ -229,6 +233,57 @@ TEST_P(BlockIoConformance, AStreamPastItsDeadlineStillGivesEveryRequestItsStatus
   io_->RunStream(stream, SteadyClock().Now());
   EXPECT_EQ(stream.done(), requests.size());
   for (const IoRequest& request : requests) EXPECT_EQ(request.status.code(), Code::kDeadlineExceeded);
+}
+
+/// A read that ends only when another request, which comes while it waits, has written what it reads.
+class LateWriter final : public IoStream {
+ public:
+  LateWriter(int from, int to) : wake_(std::make_shared<const Doorbell>()) {
+    requests_[0] = Make(IoRequest::Op::kRead, from, 0, read_);
+    requests_[1] = Make(IoRequest::Op::kWrite, to, 0, written_);
+  }
+  IoRequest* Next() override {
+    const bool late = next_ == 1 && !called_.load();
+    return next_ == 2 || late ? nullptr : &requests_[next_++];
+  }
+  void Done(IoRequest&) override {}
+  int WakeDescriptor() const override { return wake_->fd(); }
+  void Woken() override {
+    ++woken_;
+    wake_->Silence();
+  }
+  /// By another thread.
+  void Call() {
+    called_ = true;
+    wake_->Ring();
+  }
+  const IoRequest& request(size_t i) const { return requests_[i]; }
+  uint32_t woken() const { return woken_; }
+
+ private:
+  const std::shared_ptr<const Doorbell> wake_;
+  std::array<std::byte, 16> read_{}, written_{};
+  std::array<IoRequest, 2> requests_;
+  size_t next_ = 0;
+  uint32_t woken_ = 0;
+  std::atomic<bool> called_{false};
+};
+
+TEST(MakeBlockIo, AStreamThatIsWokenGivesItsNextRequestWhileTheOthersAreUnderWay) {
+  auto io = MakeBlockIo(BlockIoKind::kUring);
+  if (!io.ok()) GTEST_SKIP() << io.status().ToString();
+  for (int round = 0; round < 3; ++round) {  // each with another descriptor
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    const UniqueFd read_end(ends[0]), write_end(ends[1]);
+    LateWriter stream(read_end.get(), write_end.get());
+    std::thread caller([&] { stream.Call(); });
+    // Sooner than any wait without a wake would end.
+    (*io)->RunStream(stream, SteadyClock().Now() + std::chrono::seconds(5));
+    caller.join();
+    EXPECT_TRUE(stream.request(0).status.ok()) << stream.request(0).status.ToString();
+    EXPECT_TRUE(stream.request(1).status.ok()) << stream.request(1).status.ToString();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, BlockIoConformance, testing::ValuesIn(UsableKinds()), [](const auto& info) {

@@ -1,6 +1,7 @@
 #include "tiers/base/bounded_queue.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <atomic>
 #include <memory>
@@ -73,6 +74,33 @@ TEST(BoundedQueue, WakeEndsAWaitWithoutAnElement) {
   std::thread waker([&] { queue.Wake(); });
   EXPECT_FALSE(queue.PopUntil(Soon()).has_value());
   waker.join();
+}
+
+bool HasRung(const Doorbell& bell) {
+  pollfd look{.fd = bell.fd(), .events = POLLIN, .revents = 0};
+  return ::poll(&look, 1, 0) == 1;
+}
+
+TEST(BoundedQueue, RingsOnceForTheNextElementThatFindsNobodyWaiting) {
+  BoundedQueue<int> queue(4);
+  const auto bell = std::make_shared<const Doorbell>();
+  ASSERT_TRUE(bell->valid());
+  ASSERT_TRUE(queue.RingFor(bell));
+  ASSERT_TRUE(queue.RingFor(bell)) << "the same again";
+  EXPECT_FALSE(HasRung(*bell));
+  ASSERT_TRUE(queue.TryPushUrgent(1));
+  EXPECT_TRUE(HasRung(*bell));
+  bell->Silence();
+  EXPECT_FALSE(HasRung(*bell));
+  ASSERT_TRUE(queue.TryPush(2));
+  EXPECT_FALSE(HasRung(*bell)) << "asked for once";
+  EXPECT_FALSE(queue.RingFor(bell)) << "there is an element already";
+  EXPECT_EQ(queue.TryPop(), 1);
+  EXPECT_EQ(queue.TryPop(), 2);
+  ASSERT_TRUE(queue.RingFor(bell));
+  queue.StopRingingFor(bell);
+  ASSERT_TRUE(queue.TryPush(3));
+  EXPECT_FALSE(HasRung(*bell));
 }
 
 TEST(BoundedQueue, LosesAndDoublesNothingBetweenManyThreads) {

@@ -33,6 +33,11 @@ class IoStream {
   virtual void Done(IoRequest& request) = 0;
   /// Called when all that is known to have ended is done.
   virtual void AllDone() {}
+  /// A descriptor that can be read from once Next, after it gave none, may give one before any is done: the
+  /// wait for the device ends then. -1: there is none. Asked once, at the start.
+  virtual int WakeDescriptor() const { return -1; }
+  /// It could be read from.
+  virtual void Woken() {}
 };
 
 /// File I/O with many requests at once, in any order.

@@ -1,4 +1,5 @@
 #include <liburing.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -12,18 +13,17 @@
 namespace kvtier {
 namespace {
 
-/// Room for a full load of requests and the cancellation.
+/// Room for a full load of requests, the cancellation and the wake.
 constexpr unsigned kRingEntries = 2 * kMaxIoInFlight;
 constexpr uint64_t kCancelTag = ~uint64_t{0};
+constexpr uint64_t kWakeTag = kCancelTag - 1;
+/// So much goes to the device before the stream is asked for more, which may take it a while.
+constexpr uint64_t kSubmitBytes = uint64_t{128} << 10;
 /// io_uring_enter failing in a row before the ring counts as broken.
 constexpr uint32_t kMaxEnterFailures = 1000;
 /// Larger requests go to the device in parts of this size, all at once: a queue keeps a device busier than
 /// one long transfer does.
 constexpr uint64_t kPartBytes = uint64_t{512} << 10;
-/// With so many more in flight a wait is for one more: each costs a switch, as does what follows of it.
-constexpr uint32_t kInFlightPerWait = 8;
-/// After that what has come is taken, be it one.
-constexpr Duration kMaxWaitForFew = std::chrono::microseconds(500);
 /// Longest single wait; a far deadline is waited for in slices.
 constexpr Duration kMaxWait = std::chrono::seconds(10);
 
@@ -112,6 +112,10 @@ class UringBlockIo final : public BlockIo {
   void Drive(TimePoint deadline) noexcept;
   void MarkBroken();
   void FillRing();
+  void SubmitAhead();
+  void WatchForWake();
+  void StopWatching();
+  bool EnterAndReap(TimePoint deadline);
   bool TakeNext();
   void SubmitPartOf(uint32_t whole);
   void Submit(uint32_t part);
@@ -121,7 +125,8 @@ class UringBlockIo final : public BlockIo {
   void EndPart(uint32_t part);
   void EndWhole(uint32_t whole);
   void GiveUp(const char* why, Code code);
-  uint32_t KernelOwned() { return in_flight_ - io_uring_sq_ready(ring_.get()); }
+  io_uring_sqe* NextEntry();
+  uint32_t KernelOwned();
 
   const std::unique_ptr<BlockIo> sync_ = MakeSyncBlockIo();
   Ring ring_;
@@ -135,7 +140,14 @@ class UringBlockIo final : public BlockIo {
   std::vector<uint32_t> again_;        ///< parts to be submitted once more for their rest
   std::optional<uint32_t> splitting_;  ///< the whole that has parts left to be made
   uint32_t in_flight_ = 0;  ///< entries submitted or in the submission ring, the cancellation included
+  uint64_t unsubmitted_bytes_ = 0;
   bool expired_ = false;
+
+  uint32_t enter_failures_ = 0;  ///< in a row
+
+  bool watching_ = false;  ///< the poll of the stream's wake descriptor is not counted in in_flight_
+  uint64_t entries_ = 0;   ///< taken of the submission ring so far
+  uint64_t watch_at_ = 0;  ///< the number of them with the poll
 };
 
 Status UringBlockIo::RunBatch(std::span<IoRequest> requests, TimePoint deadline) {
@@ -165,7 +177,7 @@ void UringBlockIo::RunStream(IoStream& stream, TimePoint deadline) {
 /// Leaves nothing in flight. An exception must not unwind past memory that the kernel still uses: hence
 /// noexcept.
 void UringBlockIo::Drive(TimePoint deadline) noexcept {
-  uint32_t failures = 0;
+  enter_failures_ = 0;
   while (true) {
     if (!expired_ && std::chrono::steady_clock::now() >= deadline) {
       expired_ = true;
@@ -176,19 +188,23 @@ void UringBlockIo::Drive(TimePoint deadline) noexcept {
     } else {
       FillRing();
     }
-    if (in_flight_ == 0) return;
+    if (in_flight_ == 0) return StopWatching();
+    if (!expired_) WatchForWake();
     // After the deadline this waits for as long as the kernel holds the memory: returning earlier would let a
     // late completion write into memory that has a new owner.
-    const int error = Enter(expired_ ? TimePoint::max() : deadline);
-    Reap();
+    const bool works = EnterAndReap(expired_ ? TimePoint::max() : deadline);
     stream_->AllDone();
-    failures = error == 0 ? 0 : failures + 1;
-    const bool transient = error == EINTR || error == EAGAIN || error == EBUSY || error == ENOMEM;
-    if (error != 0 && (!transient || failures > kMaxEnterFailures)) {
-      MarkBroken();
-      return;
-    }
+    if (!works) return MarkBroken();
   }
+}
+
+/// False: the ring is broken.
+bool UringBlockIo::EnterAndReap(TimePoint deadline) {
+  const int error = Enter(deadline);
+  Reap();
+  enter_failures_ = error == 0 ? 0 : enter_failures_ + 1;
+  const bool transient = error == EINTR || error == EAGAIN || error == EBUSY || error == ENOMEM;
+  return error == 0 || (transient && enter_failures_ <= kMaxEnterFailures);
 }
 
 /// The kernel takes no more entries: ends every request and uses the ring no more.
@@ -235,7 +251,50 @@ void UringBlockIo::FillRing() {
     } else {
       return;
     }
+    if (unsubmitted_bytes_ >= kSubmitBytes) SubmitAhead();
   }
+}
+
+/// Without a wait. What it does not take, or fails at, is left to Enter.
+void UringBlockIo::SubmitAhead() {
+  io_uring_submit(ring_.get());
+  unsubmitted_bytes_ = 0;
+}
+
+void UringBlockIo::WatchForWake() {
+  const int wake = stream_->WakeDescriptor();
+  if (wake < 0 || watching_) return;
+  io_uring_sqe* entry = NextEntry();
+  io_uring_prep_poll_add(entry, wake, POLLIN);
+  io_uring_sqe_set_data64(entry, kWakeTag);
+  watching_ = true;
+  watch_at_ = entries_;
+}
+
+/// The next stream has another descriptor.
+void UringBlockIo::StopWatching() {
+  if (!watching_) return;
+  io_uring_sqe* entry = NextEntry();
+  io_uring_prep_cancel64(entry, kWakeTag, 0);
+  io_uring_sqe_set_data64(entry, kCancelTag);
+  ++in_flight_;
+  while (watching_ || in_flight_ > 0) {
+    if (!EnterAndReap(TimePoint::max())) return MarkBroken();
+  }
+}
+
+io_uring_sqe* UringBlockIo::NextEntry() {
+  io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
+  KVTIER_CHECK(entry != nullptr);
+  ++entries_;
+  return entry;
+}
+
+/// Of in_flight_.
+uint32_t UringBlockIo::KernelOwned() {
+  const uint32_t waiting = io_uring_sq_ready(ring_.get());
+  const bool poll_waits = watching_ && watch_at_ > entries_ - waiting;
+  return in_flight_ + (poll_waits ? 1 : 0) - waiting;
 }
 
 bool UringBlockIo::TakeNext() {
@@ -289,8 +348,8 @@ void UringBlockIo::Submit(uint32_t index) {
   const uint64_t done = progress.done_bytes;
   std::byte* memory = io.memory.data() + done;
   const auto bytes = static_cast<unsigned>(io.memory.size() - done);
-  io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
-  KVTIER_CHECK(entry != nullptr);
+  io_uring_sqe* entry = NextEntry();
+  unsubmitted_bytes_ += bytes;
   switch (io.op) {
     case IoRequest::Op::kRead:
       io_uring_prep_read(entry, io.fd, memory, bytes, io.offset + done);
@@ -307,23 +366,20 @@ void UringBlockIo::Submit(uint32_t index) {
 }
 
 void UringBlockIo::SubmitCancel() {
-  io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
-  KVTIER_CHECK(entry != nullptr);
+  io_uring_sqe* entry = NextEntry();
   io_uring_prep_cancel64(entry, 0, IORING_ASYNC_CANCEL_ANY | IORING_ASYNC_CANCEL_ALL);
   io_uring_sqe_set_data64(entry, kCancelTag);
   ++in_flight_;
 }
 
-/// Submits what is in the ring and waits for a completion, or for a few where many are to come. Returns 0
-/// (also at the deadline) or an errno.
+/// Submits what is in the ring and waits for a completion. Returns 0 (also at the deadline) or an errno.
 int UringBlockIo::Enter(TimePoint deadline) {
-  const unsigned few = expired_ ? 1 : 1 + in_flight_ / kInFlightPerWait;
   const Duration left = deadline - std::chrono::steady_clock::now();
-  const Duration longest = few == 1 ? kMaxWait : kMaxWaitForFew;
-  const int64_t wait_ns = std::clamp<int64_t>(left.count(), 0, longest.count());
+  const int64_t wait_ns = std::clamp<int64_t>(left.count(), 0, Duration(kMaxWait).count());
   __kernel_timespec timeout{.tv_sec = wait_ns / 1'000'000'000, .tv_nsec = wait_ns % 1'000'000'000};
   io_uring_cqe* ignored = nullptr;
-  const int returned = io_uring_submit_and_wait_timeout(ring_.get(), &ignored, few, &timeout, nullptr);
+  unsubmitted_bytes_ = 0;
+  const int returned = io_uring_submit_and_wait_timeout(ring_.get(), &ignored, 1, &timeout, nullptr);
   return returned >= 0 || returned == -ETIME ? 0 : -returned;
 }
 
@@ -333,6 +389,11 @@ void UringBlockIo::Reap() {
     const uint64_t tag = io_uring_cqe_get_data64(entry);
     const int returned = entry->res;
     io_uring_cqe_seen(ring_.get(), entry);
+    if (tag == kWakeTag) {
+      watching_ = false;
+      stream_->Woken();
+      continue;
+    }
     KVTIER_CHECK(in_flight_ > 0);
     --in_flight_;
     if (tag == kCancelTag) continue;

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -11,6 +13,7 @@
 
 #include "tiers/base/check.h"
 #include "tiers/base/clock.h"
+#include "tiers/base/doorbell.h"
 
 namespace kvtier {
 
@@ -62,6 +65,20 @@ class BoundedQueue {
     woken_ = false;
   }
 
+  /// For a consumer that is about to wait for something else: `bell` is rung once, for the next element that
+  /// finds nobody waiting here. False when there is an element already.
+  [[nodiscard]] bool RingFor(const std::shared_ptr<const Doorbell>& bell) {
+    std::lock_guard lock(mutex_);
+    if (SizeLocked() > 0) return false;
+    if (std::find(bells_.begin(), bells_.end(), bell) == bells_.end()) bells_.push_back(bell);
+    return true;
+  }
+  /// Not any more. It may have been rung meanwhile.
+  void StopRingingFor(const std::shared_ptr<const Doorbell>& bell) {
+    std::lock_guard lock(mutex_);
+    std::erase(bells_, bell);
+  }
+
   /// Makes a waiting PopUntil or WaitUntil return: something else wants the consumer's attention.
   void Wake() {
     {
@@ -93,13 +110,19 @@ class BoundedQueue {
  private:
   bool Push(std::deque<T>& lane, T&& value) {
     bool wake = false;
+    std::shared_ptr<const Doorbell> bell;
     {
       std::lock_guard lock(mutex_);
       if (closed_ || SizeLocked() >= capacity_) return false;
       lane.push_back(std::move(value));
       wake = waiters_ > 0;
+      if (!wake && !bells_.empty()) {
+        bell = std::move(bells_.back());
+        bells_.pop_back();
+      }
     }
     if (wake) ready_.notify_one();
+    if (bell) bell->Ring();
     return true;
   }
 
@@ -121,6 +144,7 @@ class BoundedQueue {
   mutable std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<T> items_, urgent_;
+  std::vector<std::shared_ptr<const Doorbell>> bells_;  ///< one of each consumer at most
   uint32_t urgent_in_a_row_ = 0;
   int waiters_ = 0;
   bool closed_ = false;
