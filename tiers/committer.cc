@@ -11,6 +11,11 @@ namespace {
 
 /// How long it waits for a job before it shows that it is alive.
 constexpr Duration kPopSlice = std::chrono::milliseconds(100);
+/// Between two groups of commits, for each job but one of the former: a sync disturbs all that is on its way
+/// to the device, and where many come the next group grows by waiting. Who puts one after another never
+/// waits.
+constexpr Duration kCommitPauseOfOne = std::chrono::microseconds(50);
+constexpr Duration kMaxCommitPause = std::chrono::milliseconds(3);
 /// Between two tries to hand a completion to a full queue.
 constexpr Duration kFullQueuePause = std::chrono::milliseconds(1);
 
@@ -61,7 +66,10 @@ void Committer::Run() {
     }
     ColdJob job = *std::exchange(next, std::nullopt);
     if (std::holds_alternative<CommitJob>(job.work)) {
-      CommitAll(Gather(std::move(job), next));
+      std::vector<ColdJob> group = Gather(std::move(job), next);
+      last_group_ = static_cast<uint32_t>(group.size());
+      CommitAll(std::move(group));
+      last_commit_ = Now();
     } else {
       ExecuteOne(job);
     }
@@ -75,6 +83,10 @@ void Committer::Run() {
 std::vector<ColdJob> Committer::Gather(ColdJob first, std::optional<ColdJob>& next) {
   std::vector<ColdJob> batch;
   batch.push_back(std::move(first));
+  if (jobs_.size() + 1 < kMaxCommitBatch && last_group_ > 1) {
+    std::this_thread::sleep_until(last_commit_ +
+                                  std::min(kMaxCommitPause, (last_group_ - 1) * kCommitPauseOfOne));
+  }
   while (batch.size() < kMaxCommitBatch) {
     std::optional<ColdJob> job = jobs_.TryPop();
     if (!job.has_value()) break;
@@ -115,14 +127,16 @@ void Committer::CommitAll(std::vector<ColdJob> batch) {
     const auto end =
         std::find_if(begin, units.end(), [&](const Unit& unit) { return unit.Order() != begin->Order(); });
     CommitSegment({begin, end});
+    std::vector<Completion> done;
     for (; begin != end; ++begin) {
       const ColdPart part = begin->item->place.part;
       if (part == ColdPart::kBase) {
-        Complete(batch[begin->index].id, begin->status, outcomes[begin->index]);
+        done.push_back({batch[begin->index].id, begin->status, outcomes[begin->index]});
       } else {
         outcomes[begin->index].tails[TailIndex(part)].code = begin->status.code();
       }
     }
+    Complete(done);
   }
 }
 
@@ -137,7 +151,8 @@ void Committer::CommitSegment(std::span<Unit> units) {
 }
 
 void Committer::ExecuteOne(const ColdJob& job) {
-  Complete(job.id, Supervised([&](BlockIo& io) { return Perform(job, io); }));
+  Completion done{job.id, Supervised([&](BlockIo& io) { return Perform(job, io); }), {}};
+  Complete({&done, 1});
 }
 
 Status Committer::Perform(const ColdJob& job, BlockIo& io) {
@@ -185,13 +200,19 @@ void Committer::CountMetadata() {
   }
 }
 
-void Committer::Complete(JobId id, Status status, MoveOutcome outcome) {
-  Completion completion{.id = id, .status = std::move(status), .outcome = std::move(outcome)};
-  while (!completions_.TryPush(std::move(completion))) {
-    if (completions_.closed()) return;  // nobody is left to answer
-    if (options_.on_completion) options_.on_completion();
-    std::this_thread::sleep_for(kFullQueuePause);
-    last_progress_ = Now();
+/// One wake for all of them.
+void Committer::Complete(std::span<Completion> completions) {
+  if (completions.empty()) return;
+  for (Completion& completion : completions) {
+    const bool last = &completion == &completions.back();
+    while (!(last ? completions_.TryPush(std::move(completion))
+                  : completions_.TryPushQuietly(std::move(completion)))) {
+      if (completions_.closed()) return;  // nobody is left to answer
+      completions_.Wake();
+      if (options_.on_completion) options_.on_completion();
+      std::this_thread::sleep_for(kFullQueuePause);
+      last_progress_ = Now();
+    }
   }
   last_progress_ = Now();
   if (options_.on_completion) options_.on_completion();

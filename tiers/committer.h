@@ -61,7 +61,7 @@ class Committer {
   Status Supervised(const std::function<Status(BlockIo&)>& work);
   Result<ColdStore*> Find(TierId tier) const;
   void CountMetadata();  ///< nobody else adds to those counters
-  void Complete(JobId id, Status status, MoveOutcome outcome = {});
+  void Complete(std::span<Completion> completions);
 
   const CommitterOptions options_;
   const std::vector<CommitterStore> stores_;
@@ -70,6 +70,8 @@ class Committer {
   Metrics& metrics_;
   std::unique_ptr<BlockIo> io_;  ///< made and used on the thread
   std::thread thread_;
+  TimePoint last_commit_{};  ///< when the last group was done
+  uint32_t last_group_ = 0;  ///< its jobs
   std::atomic<TimePoint> last_progress_{TimePoint{}};
   std::atomic<bool> stopping_{false};
 };

@@ -11,6 +11,12 @@ constexpr Duration kDemotionPause = std::chrono::milliseconds(10);
 
 }  // namespace
 
+bool EngineImpl::IsBusyDemoting(const Tier& tier, uint32_t part) {
+  if (tier.demotions_in_flight < kMaxDemotionsPerTier / part) return false;
+  return tier.demotions_in_flight >= kMaxSmallDemotionsPerTier / part ||
+         tier.leaving_bytes >= kMaxSmallDemotionBytes / part;
+}
+
 bool EngineImpl::MayLeave(EntryId id, TierId tier) const {
   const Entry& entry = table_.at(id);
   const Copy& copy = table_.copy(entry, tier);
@@ -35,7 +41,7 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
   for (uint32_t lower = first_lower; lower < ladder_.tiers().size(); ++lower) {
     if (table_.copy(entry, ladder_.tiers()[lower].id).state != CopyState::kAbsent) continue;
     if (!CouldTake(ladder_.tiers()[lower], entry, from, Purpose::kDemote)) continue;
-    if (tier.demotions_in_flight >= kMaxDemotionsPerTier) return Room::kBusy;
+    if (IsBusyDemoting(tier)) return Room::kBusy;
     const DemotionFor whom = waiter ? DemotionFor::kOperator : DemotionFor::kRoom;
     if (!Admits(ladder_.tiers()[lower], entry, from, whom)) {
       refused = true;
@@ -132,7 +138,7 @@ void EngineImpl::DemoteBetweenWatermarks(Tier& tier) {
       tier.demoting = false;
       return;
     }
-    if (tier.demotions_in_flight >= kMaxDemotionsPerTier / 2) return;  // the rest is for those who wait
+    if (IsBusyDemoting(tier, 2)) return;  // the rest is for those who wait
     const std::optional<EntryId> victim = LeastUsed(tier);
     if (!victim) return;
     const Room room = MoveAway(*victim, tier.id, tier.id.value + 1u, /*on_demand=*/false, std::nullopt);

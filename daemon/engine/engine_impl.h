@@ -23,6 +23,10 @@ inline constexpr size_t kDoneTicketsPerSession = 256;  ///< kept for a late Wait
 inline constexpr size_t kMaxWaitsPerTicket = 8;
 inline constexpr uint32_t kMaxDemotionsPerTier = 32;
 inline constexpr uint32_t kSweepJobs = 16;           ///< moves or verifies in flight of one sweep
+/// Of blocks that are smaller than usual: so many, or as many as these bytes hold. One sync makes a group of
+/// them durable, and a small group is not worth it.
+inline constexpr uint32_t kMaxSmallDemotionsPerTier = 128;
+inline constexpr uint64_t kMaxSmallDemotionBytes = uint64_t{8} << 20;
 inline constexpr uint32_t kSweepRowsPerStep = 4096;  ///< rows looked at
 inline constexpr size_t kEraseBatch = 512;
 inline constexpr uint32_t kRebalanceEvery = 32;  ///< evictions of a class between looks at the other classes
@@ -259,6 +263,8 @@ class EngineImpl final : public Engine {
   bool MayLeave(EntryId id, TierId tier) const;
   Room MoveAway(EntryId id, TierId tier, uint32_t first_lower, bool on_demand, std::optional<Waiter> waiter);
 
+  /// Whether as much leaves the tier as may at once, or a `part`-th of it.
+  static bool IsBusyDemoting(const Tier& tier, uint32_t part = 1);
   // admission.cc
   static std::unique_ptr<FrequencySketch> MakeSketch(const EngineOptions& options);
   void CountUse(const Entry& entry);

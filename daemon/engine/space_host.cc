@@ -218,7 +218,7 @@ void EngineImpl::AdvanceDrains(Tier& tier) {
     }
     for (const uint32_t owner : owners) {
       if (owner == ArenaAllocator::kNoOwner || !MayLeave(EntryId{owner}, tier.id)) continue;
-      if (tier.demotions_in_flight >= kMaxDemotionsPerTier) break;
+      if (IsBusyDemoting(tier)) break;
       MoveAway(EntryId{owner}, tier.id, tier.id.value + 1u, /*on_demand=*/true, std::nullopt);
     }
     if (tier.arenas->arena(id).empty()) {

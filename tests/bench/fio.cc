@@ -44,7 +44,7 @@ Result<FioResult> RunFio(const FioJob& job) {
           << " --terse-version=3 --percentile_list=50:99 --bs=" << job.block_bytes
           << " --iodepth=" << job.depth << " --size=" << job.file_bytes / job.block_bytes * job.block_bytes;
   if (job.write) {
-    command << " --rw=write --end_fsync=1";
+    command << " --rw=write --end_fsync=1 --fdatasync=" << job.sync_every;
   } else {
     command << " --rw=randread --time_based --runtime=" << job.seconds;
   }

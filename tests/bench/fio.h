@@ -14,6 +14,7 @@ struct FioJob {
   uint32_t depth = 1;
   uint64_t file_bytes = 0;  ///< written whole before it is read
   double seconds = 1;       ///< of reads; writes go over the file once and are synced at the end
+  uint64_t sync_every = 0;  ///< blocks written between one fdatasync and the next; 0: none before the end
 };
 struct FioResult {
   double gbps = 0;

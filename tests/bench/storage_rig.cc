@@ -19,6 +19,8 @@ constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr size_t kQueue = 1024;
 /// As the engine bounds what goes down into a cold tier, and the part of it that is being written.
 constexpr uint32_t kMaxUncommitted = 32;
+constexpr uint32_t kMaxSmallUncommitted = 128;
+constexpr uint64_t kMaxSmallUncommittedBytes = uint64_t{8} << 20;
 constexpr uint32_t kMaxWritesOfEngine = 24;
 constexpr uint32_t kSeed = 7;
 
@@ -101,9 +103,9 @@ Status StorageRig::Start() {
   KVTIER_ASSIGN(transfer_workers_,
                 TransferWorkers::Make({.count = workers_count_}, jobs_, completions_, arenas_, metrics_));
   KVTIER_TRY(transfer_workers_->Start());
-  committer_ =
-      std::make_unique<Committer>(CommitterOptions{}, std::vector{CommitterStore{kCold, store_.get()}},
-                                  cold_jobs_, completions_, metrics_);
+  committer_ = std::make_unique<Committer>(CommitterOptions{.on_completion = [this] { ++commits_; }},
+                                           std::vector{CommitterStore{kCold, store_.get()}}, cold_jobs_,
+                                           completions_, metrics_);
   return committer_->Start();
 }
 
@@ -167,11 +169,15 @@ Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
   KVTIER_TRY(PlaceMore(count));
   StorageRun run;
   std::vector<double> began(count);
+  const uint64_t small = kMaxSmallUncommittedBytes / record_bytes_;
+  uint32_t max_uncommitted =
+      static_cast<uint32_t>(std::clamp<uint64_t>(small, kMaxUncommitted, kMaxSmallUncommitted));
   uint32_t next = 0, written = 0, done = 0;
   std::vector<bool> committing(count);
+  const uint64_t commits_before = commits_;
   const double cpu = CpuSeconds(), start = NowSeconds();
   while (done < count) {
-    for (; next < count && next - written < depth && next - done < kMaxUncommitted; ++next) {
+    for (; next < count && next - written < depth && next - done < max_uncommitted; ++next) {
       began[next] = NowSeconds();
       KVTIER_CHECK(jobs_.TryPush(Job{.id = JobId{next}, .work = MoveJob{PutOrder(first + next)}}));
     }
@@ -189,6 +195,7 @@ Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
   run.seconds = NowSeconds() - start;
   run.cpu_seconds = CpuSeconds() - cpu;
   run.bytes = count * record_bytes_;
+  run.commits = commits_ - commits_before;
   return run;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct StorageRun {
   double seconds = 0;
   double cpu_seconds = 0;  ///< of the whole process, user and system
   uint64_t bytes = 0;      ///< of records, as they stand on the device
+  uint64_t commits = 0;    ///< groups of puts that were made durable by one sync each
   Samples latency_us;      ///< of single jobs, from push to completion
 
   double gbps() const { return static_cast<double>(bytes) / seconds / 1e9; }
@@ -74,6 +76,7 @@ class StorageRig {
   std::unique_ptr<ColdStore> store_;
   std::unique_ptr<SegmentAllocator> allocator_;
   std::vector<Place> places_;  ///< of the stored blocks, by number
+  std::atomic<uint64_t> commits_{0};
   BoundedQueue<Job> jobs_;
   BoundedQueue<ColdJob> cold_jobs_;
   BoundedQueue<Completion> completions_;

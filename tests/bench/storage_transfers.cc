@@ -30,6 +30,7 @@ std::string NameOf(const Case& c, std::string_view what) {
 /// Medians over the rounds of one case, kvtier's and fio's turns one after the other in each.
 struct Rounds {
   Samples gbps, fio_gbps, ratio, p50, p99, fio_p50, fio_p99, cpu;
+  Samples group, fio_synced_gbps, synced_ratio;  ///< of puts: blocks a sync, and fio that syncs as often
 
   void Add(const StorageRun& own, const FioResult& fio) {
     gbps.Add(own.gbps());
@@ -40,6 +41,16 @@ struct Rounds {
     fio_p50.Add(fio.p50_us);
     fio_p99.Add(fio.p99_us);
     cpu.Add(own.cpu_seconds_per_gb());
+  }
+  void AddSynced(double blocks_per_sync, const StorageRun& own, const FioResult& fio) {
+    group.Add(blocks_per_sync);
+    fio_synced_gbps.Add(fio.gbps);
+    synced_ratio.Add(own.gbps() / fio.gbps);
+  }
+  void TellSynced(const std::string& name, Report& report) const {
+    report.Figure(name + ": blocks a sync", group.Median(), "");
+    report.Figure(name + ": fio that syncs as often", fio_synced_gbps.Median(), "GB/s");
+    report.Figure(name + ": of fio that syncs as often", synced_ratio.Median(), "x");
   }
   void Tell(const std::string& name, bool bound, Report& report) const {
     report.Figure(name, gbps.Median(), "GB/s");
@@ -80,16 +91,24 @@ Status MeasureCase(const Case& c, const StorageOptions& options, Report& report)
     std::filesystem::remove(fio.file);  // kvtier's segments are new files too
     KVTIER_ASSIGN(const StorageRun own_put, rig->Put(blocks, c.depth));
     KVTIER_ASSIGN(const FioResult fio_put, RunFio(fio));
+    const uint64_t group = (blocks + own_put.commits / 2) / own_put.commits;
+    fio.sync_every = std::max<uint64_t>(group, 1);
+    std::filesystem::remove(fio.file);
+    KVTIER_ASSIGN(const FioResult fio_synced_put, RunFio(fio));
+    fio.sync_every = 0;
     fio.write = false;
     KVTIER_ASSIGN(const StorageRun own_get, rig->Get(blocks, c.depth));
     fio.seconds = std::clamp(own_get.seconds, 0.2, 5.0);
     KVTIER_ASSIGN(const FioResult fio_get, RunFio(fio));
     if (round == 0) continue;  // both have met the files
     put.Add(own_put, fio_put);
+    put.AddSynced(static_cast<double>(blocks) / static_cast<double>(own_put.commits), own_put,
+                  fio_synced_put);
     get.Add(own_get, fio_get);
   }
   const bool bound = c.depth > 1;
   put.Tell(NameOf(c, "put"), bound, report);
+  put.TellSynced(NameOf(c, "put"), report);
   get.Tell(NameOf(c, "get"), bound, report);
   return Status::Ok();
 }

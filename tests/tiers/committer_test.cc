@@ -142,7 +142,7 @@ TEST_F(CommitterTest, QueuedCommitsOfOneSegmentShareOneBatch) {
   for (const FakeColdStore::Call& call : store_.calls) items += call.items;
   EXPECT_EQ(items, 40u);
   EXPECT_LT(store_.calls.size(), 40u);
-  EXPECT_EQ(wakes_.load(), 40u);
+  EXPECT_EQ(wakes_.load(), store_.calls.size()) << "one wake for all of a batch";
 }
 
 TEST_F(CommitterTest, ABatchHoldsAtMostItsBound) {
