@@ -222,6 +222,9 @@ class DaemonImpl final : public Daemon {
       one.high_watermark = tier.high_watermark;
       one.low_watermark = tier.low_watermark;
       one.segment_bytes = tier.segment_bytes;
+      if (tier.kind == MediumKind::kNvme) {
+        one.segment_records = ColdSegmentRecords(tier.capacity_bytes, tier.segment_bytes);
+      }
       one.scrub_bytes_per_second = tier.scrub_bytes_per_second;
       one.keep_tails = tier.kind == MediumKind::kNvme && tier.keep_tails;
       one.admission = tier.admission;

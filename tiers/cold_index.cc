@@ -16,8 +16,8 @@ namespace kvtier {
 
 namespace {
 
-constexpr uint64_t kMaxWriteBufferBytes = uint64_t{4} << 20;
-constexpr uint64_t kMinWriteBufferBytes = uint64_t{64} << 10;
+/// So large that there are few of them, so small that a merge of some fits into the reserve.
+constexpr uint64_t kMaxFileBytes = uint64_t{4} << 20;
 constexpr uint64_t kBlockCacheBytes = uint64_t{8} << 20;
 constexpr int kMaxOpenFiles = 64;
 constexpr std::string_view kCleanKey = "c";
@@ -64,10 +64,11 @@ rocksdb::Options MakeOptions(uint64_t reserve_bytes) {
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   options.create_if_missing = true;
   options.compression = rocksdb::kNoCompression;  // digests do not compress
-  options.write_buffer_size = std::clamp(reserve_bytes / 4, kMinWriteBufferBytes, kMaxWriteBufferBytes);
+  options.write_buffer_size = ColdIndexBufferBytes(reserve_bytes);
   options.max_write_buffer_number = 2;
   options.max_total_wal_size = 2 * options.write_buffer_size;
-  options.target_file_size_base = kMaxWriteBufferBytes;
+  options.target_file_size_base = kMaxFileBytes;
+  options.level_compaction_dynamic_level_bytes = true;  // of what is superseded little stays
   options.max_open_files = kMaxOpenFiles;
   options.max_background_jobs = 2;
   options.allow_fallocate = false;

@@ -26,18 +26,35 @@ constexpr uint64_t ColdIndexReserveBytes(uint64_t capacity_bytes) {
 
 /// Models that a store keeps, whatever its capacity.
 inline constexpr uint32_t kMaxColdModels = 4096;
-/// Models that a store of this capacity keeps: their files, a block of the disk each, take half of the
-/// reserve.
+inline constexpr uint64_t kColdModelFileBytes = 4096;  ///< a block of the disk each
+/// Models that a store of this capacity keeps: their files take a quarter of the reserve at most.
 constexpr uint32_t ColdModelLimit(uint64_t capacity_bytes) {
-  constexpr uint64_t kFileBytes = 4096;
   return static_cast<uint32_t>(
-      std::min<uint64_t>(ColdIndexReserveBytes(capacity_bytes) / 2 / kFileBytes, kMaxColdModels));
+      std::min<uint64_t>(ColdIndexReserveBytes(capacity_bytes) / 4 / kColdModelFileBytes, kMaxColdModels));
+}
+
+/// What the index collects in memory before it writes a file of it.
+constexpr uint64_t ColdIndexBufferBytes(uint64_t reserve_bytes) {
+  return std::clamp(reserve_bytes / 64, uint64_t{64} << 10, uint64_t{4} << 20);
 }
 
 /// Segments that fit; their numbers are 0 .. this - 1. A file is made when its first record is written.
 constexpr uint32_t ColdSegmentLimit(uint64_t capacity_bytes, uint64_t segment_bytes) {
   return static_cast<uint32_t>(std::min<uint64_t>(
       (capacity_bytes - ColdIndexReserveBytes(capacity_bytes)) / segment_bytes, kColdMaxSegments));
+}
+
+/// Records, live or dead, that a segment takes: so many that the index, which has an entry for each, stays in
+/// the part of the reserve that models leave, with its logs and what it writes anew.
+constexpr uint32_t ColdSegmentRecords(uint64_t capacity_bytes, uint64_t segment_bytes) {
+  constexpr uint64_t kEntryBytes = 512;  // half of it is the entry; it stands twice while files are merged
+  constexpr uint64_t kLogs = 8;          // buffers' worth of logs and of files not yet merged
+  const uint64_t reserve = ColdIndexReserveBytes(capacity_bytes);
+  const uint64_t taken =
+      ColdModelLimit(capacity_bytes) * kColdModelFileBytes + kLogs * ColdIndexBufferBytes(reserve);
+  const uint64_t records = reserve > taken ? (reserve - taken) / kEntryBytes : 0;
+  const uint64_t segments = std::max(ColdSegmentLimit(capacity_bytes, segment_bytes), 1u);
+  return static_cast<uint32_t>(std::clamp<uint64_t>(records / segments, 1, UINT32_MAX));
 }
 
 struct ColdStoreOptions {

@@ -6,8 +6,13 @@
 
 namespace kvtier {
 
-SegmentAllocator::SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit)
-    : tier_(tier), segment_bytes_(segment_bytes), limit_(segment_limit), segments_(segment_limit) {
+SegmentAllocator::SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit,
+                                   uint32_t segment_records)
+    : tier_(tier),
+      segment_bytes_(segment_bytes),
+      limit_(segment_limit),
+      segment_records_(segment_records),
+      segments_(segment_limit) {
   for (uint32_t i = 0; i < limit_; ++i) fresh_.insert(i);
 }
 
@@ -69,9 +74,8 @@ Place SegmentAllocator::PlaceOf(uint32_t number, uint64_t offset, uint64_t recor
 }
 
 bool SegmentAllocator::NeedsSegment(uint64_t record_bytes, ColdPart part) const {
-  return std::ranges::none_of(open_[IndexOf(part)], [&](uint32_t number) {
-    return segments_[number].append_at + record_bytes <= segment_bytes_;
-  });
+  return std::ranges::none_of(open_[IndexOf(part)],
+                              [&](uint32_t number) { return Takes(segments_[number], record_bytes); });
 }
 
 std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t owner, ColdPart part) {
@@ -80,7 +84,7 @@ std::optional<Place> SegmentAllocator::Append(uint64_t record_bytes, uint32_t ow
   while (!open.empty()) {
     const uint32_t number = *open.begin();
     Segment& segment = segments_[number];
-    if (segment.append_at + record_bytes > segment_bytes_) {
+    if (!Takes(segment, record_bytes)) {
       segment.state = State::kSealed;
       segment.records.shrink_to_fit();
       open.erase(open.begin());

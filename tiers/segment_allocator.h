@@ -22,7 +22,9 @@ inline constexpr uint32_t kReservedColdSegments = kColdParts + 1;
 /// single-owner. Pure bookkeeping: touches no file.
 class SegmentAllocator {
  public:
-  SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit);
+  /// `segment_records`: no more in a segment, however small.
+  SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit,
+                   uint32_t segment_records = UINT32_MAX);
 
   /// What was found at start; before the first Append. Records that are kept follow by RecoverRecord.
   void Recover(const RecoveredSegment& segment);
@@ -103,11 +105,15 @@ class SegmentAllocator {
 
   void SetAside(uint32_t number);
   static void AddRecord(Segment& segment, uint64_t offset, uint32_t owner);
+  bool Takes(const Segment& segment, uint64_t record_bytes) const {
+    return segment.append_at + record_bytes <= segment_bytes_ && segment.records.size() < segment_records_;
+  }
 
   const TierId tier_;
   const uint64_t segment_bytes_;
   const uint32_t limit_;
   uint64_t next_sequence_ = 1;
+  const uint32_t segment_records_;
   std::array<uint64_t, kColdParts> live_bytes_{};
   bool shrunk_ = false;
   uint32_t aside_ = 0;

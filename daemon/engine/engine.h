@@ -23,6 +23,7 @@ struct TierOptions {
   double high_watermark = 0.95;                 ///< background demotion starts above, of capacity
   double low_watermark = 0.90;                  ///< and stops below
   uint64_t segment_bytes = uint64_t{64} << 20;  ///< cold tiers only, as is all below but the medium
+  uint32_t segment_records = UINT32_MAX;        ///< no more in a segment, however small
   bool persistent = true;                       ///< a commit survives a power cut
   std::string description;                      ///< of the medium, for people; empty: its kind
   uint64_t scrub_bytes_per_second = 0;          ///< pace of the background check; 0: none

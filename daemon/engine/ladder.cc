@@ -36,8 +36,8 @@ Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTa
     if (tiers[i].kind == MediumKind::kHost) {
       tier.arenas = std::make_unique<ArenaAllocator>(tier.id, tiers[i].capacity_bytes);
     } else {
-      tier.segments =
-          std::make_unique<SegmentAllocator>(tier.id, tiers[i].segment_bytes, SegmentLimitOf(tiers[i]));
+      tier.segments = std::make_unique<SegmentAllocator>(tier.id, tiers[i].segment_bytes,
+                                                         SegmentLimitOf(tiers[i]), tiers[i].segment_records);
       tier.order = MakeEvictionPolicy("lru").value();
     }
   }
