@@ -17,6 +17,23 @@ void TellAboutDamage(const TierConfig& tier, const ColdRecovery& recovery) {
     spdlog::warn("tier {}: {} segments of another store in {}: set aside", tier.name, recovery.foreign_files,
                  tier.path);
   }
+  if (recovery.unopened_files > 0) {
+    spdlog::warn("tier {}: {} segments in {} cannot be opened: left alone, what they hold is missing",
+                 tier.name, recovery.unopened_files, tier.path);
+  }
+  if (recovery.disk_full) {
+    spdlog::warn(
+        "tier {}: the disk of {} is full: what it holds can be read, writes fail until there is room",
+        tier.name, tier.path);
+  }
+  if (recovery.beyond_capacity_records > 0) {
+    spdlog::info("tier {}: {} records in {} gave way to a smaller capacity", tier.name,
+                 recovery.beyond_capacity_records, tier.path);
+  }
+  if (recovery.removed_models > 0) {
+    spdlog::info("tier {}: {} models without a block removed from {}", tier.name, recovery.removed_models,
+                 tier.path);
+  }
   if (recovery.damaged_headers > 0) {
     spdlog::warn("tier {}: {} segments with a damaged header in {}", tier.name, recovery.damaged_headers,
                  tier.path);
@@ -25,7 +42,8 @@ void TellAboutDamage(const TierConfig& tier, const ColdRecovery& recovery) {
     spdlog::warn("tier {}: {} blocks in {} are of no use: their model's file is missing or damaged",
                  tier.name, recovery.unknown_model_blocks, tier.path);
   }
-  const uint64_t others = recovery.dropped_records - recovery.unknown_model_blocks;
+  const uint64_t others =
+      recovery.dropped_records - recovery.unknown_model_blocks - recovery.beyond_capacity_records;
   if (others > 0) spdlog::warn("tier {}: {} damaged records in {} dropped", tier.name, others, tier.path);
 }
 

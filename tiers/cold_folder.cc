@@ -195,9 +195,13 @@ Status MakeSubfolder(const std::string& path) {
 bool ProbePreallocation(const std::string& folder) {
   const std::string path = folder + "/" + std::string(kProbeName);
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  const bool works = fd.valid() && ::fallocate(fd.get(), 0, 0, kColdBlockBytes) == 0;
+  const bool works = fd.valid() && (::fallocate(fd.get(), 0, 0, kColdBlockBytes) == 0 || errno == ENOSPC);
   ::unlink(path.c_str());
   return works;
+}
+
+bool OpensWithDirectIo(const std::string& path) {
+  return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT)).valid();
 }
 
 Result<ColdFolder> OpenChecked(const ColdStoreOptions& options, BlockIo& io) {
@@ -206,10 +210,13 @@ Result<ColdFolder> OpenChecked(const ColdStoreOptions& options, BlockIo& io) {
   KVTIER_TRY(CheckIsFolder(folder.path));
   KVTIER_TRY(CheckNoForeignFiles(folder.path));  // before the lock file is made in it
   KVTIER_ASSIGN(folder.lock, TakeLock(folder.path));
-  KVTIER_ASSIGN(folder.direct_io, ProbeDirectIo(folder.path, options.allow_direct_io, io));
-  folder.preallocates = ProbePreallocation(folder.path);
   const std::string format_path = folder.path + "/" + std::string(kFormatName);
   const Result<std::string> format = ReadWholeFile(format_path, kMaxFormatFileBytes);
+  const Result<bool> direct_io = ProbeDirectIo(folder.path, options.allow_direct_io, io);
+  folder.full = direct_io.status().code() == Code::kResourceExhausted && format.ok();
+  if (!folder.full && !direct_io.ok()) return direct_io.status();
+  folder.direct_io = folder.full ? options.allow_direct_io && OpensWithDirectIo(format_path) : *direct_io;
+  folder.preallocates = folder.full || ProbePreallocation(folder.path);
   if (format.ok()) {
     KVTIER_ASSIGN(folder.uuid, ReadFormat(*format, options.segment_bytes));
   } else if (format.status().code() == Code::kNotFound) {

@@ -17,6 +17,7 @@ struct ColdFolder {
   StoreUuid uuid{};
   bool direct_io = false;
   bool preallocates = false;  ///< fallocate works
+  bool full = false;          ///< the disk: what is there can be read
 
   std::string index() const { return path + "/index"; }
   std::string models() const { return path + "/models"; }
@@ -38,9 +39,10 @@ Status RestoreColdFormat(const std::string& path);
 bool IsLeftover(std::string_view name);
 
 /// Takes the lock, makes or checks the FORMAT file and the subfolders, tests that a block can be written and
-/// read back. Errors, each one line that names the folder: kNotFound, kFailedPrecondition (not a folder,
-/// foreign files, held by another daemon, made with another version or segment size), kDataLoss (FORMAT
-/// damaged), kPermissionDenied, kResourceExhausted, kUnavailable.
+/// read back; on a full disk, where there is a store, only how its files can be opened. Errors, each one line
+/// that names the folder: kNotFound, kFailedPrecondition (not a folder, foreign files, held by another
+/// daemon, made with another version or segment size), kDataLoss (FORMAT damaged), kPermissionDenied,
+/// kResourceExhausted, kUnavailable.
 Result<ColdFolder> OpenColdFolder(const ColdStoreOptions& options, BlockIo& io);
 
 /// Writes a block to a temporary file and reads it back: with O_DIRECT when allowed, else or when that fails,
@@ -58,6 +60,8 @@ Result<std::vector<ModelRecord>> ReadModelFiles(const std::string& folder, uint6
 
 /// Removes those, but none that merely could not be read; how many there were.
 Result<uint64_t> RemoveDamagedModels(const std::string& folder);
+/// Removes those of no block that was found, from `recovery` too.
+Status RemoveModelsWithoutBlocks(const std::string& folder, ColdRecovery& recovery);
 /// Removes files that a kill left half made.
 Status RemoveHalfMadeModels(const std::string& folder);
 

@@ -98,8 +98,17 @@ ColdIndex::~ColdIndex() {
 
 Result<std::unique_ptr<ColdIndex>> ColdIndex::Open(const Options& options) {
   std::unique_ptr<ColdIndex> index(new ColdIndex(options, /*read_only=*/false));
-  KVTIER_TRY(index->EnsureOpen());
+  const Status opened = index->EnsureOpen();
+  if (opened.ok()) return index;
+  if (opened.code() != Code::kResourceExhausted || !index->OpenOnFullDisk().ok()) return opened;
   return index;
+}
+
+/// What stands there can be read without room for anything new.
+Status ColdIndex::OpenOnFullDisk() {
+  without_room_ = true;
+  write_failed_ = true;
+  return EnsureOpen();
 }
 
 Result<std::unique_ptr<ColdIndex>> ColdIndex::OpenReadOnly(const std::string& folder) {
@@ -119,11 +128,19 @@ Status ColdIndex::EnsureOpen() {
   });
 }
 
+Status ColdIndex::EnsureWritable() {
+  if (without_room_) Close();
+  without_room_ = false;
+  const Status status = EnsureOpen();
+  if (!status.ok()) write_failed_ = true;
+  return status;
+}
+
 Status ColdIndex::OpenDatabase() {
   rocksdb::DB* db = nullptr;
   rocksdb::Options options = MakeOptions(options_.reserve_bytes);
   rocksdb::Status opened;
-  if (read_only_) {
+  if (opened_to_read()) {
     options.create_if_missing = false;
     opened = rocksdb::DB::OpenForReadOnly(options, options_.folder, &db);
   } else {
@@ -149,7 +166,7 @@ Status ColdIndex::TakeCleanMark() {
   if (found.IsNotFound()) return Status::Ok();
   KVTIER_TRY(FromRocks(found, "read the clean mark"));
   was_clean_ = true;
-  if (read_only_) return Status::Ok();
+  if (opened_to_read()) return Status::Ok();
   // Synced: a mark that came back after a power failure would claim an index that is behind.
   rocksdb::WriteOptions synced;
   synced.sync = true;
@@ -175,13 +192,13 @@ Result<uint64_t> ColdIndex::Load(const std::function<void(ColdRecord&&)>& visit)
     }
     KVTIER_TRY(FromRocks(it->status(), "read the index"));
     it.reset();  // a write that fails closes the database
-    return read_only_ ? Status::Ok() : Write(deletions, "drop damaged index entries");
+    return opened_to_read() ? Status::Ok() : Write(deletions, "drop damaged index entries");
   }));
   return bad_entries;
 }
 
 Status ColdIndex::Put(std::span<const ColdRecord> records) {
-  KVTIER_TRY(EnsureOpen());
+  KVTIER_TRY(EnsureWritable());
   return Guarded("write the index", [&]() -> Status {
     rocksdb::WriteBatch batch;
     for (const ColdRecord& record : records) {
@@ -194,7 +211,7 @@ Status ColdIndex::Put(std::span<const ColdRecord> records) {
 }
 
 Status ColdIndex::Erase(std::span<const ColdRecord> records) {
-  KVTIER_TRY(EnsureOpen());
+  KVTIER_TRY(EnsureWritable());
   return Guarded("erase from the index", [&]() -> Status {
     rocksdb::WriteBatch batch;
     for (const ColdRecord& record : records) {
@@ -215,7 +232,7 @@ Status ColdIndex::Erase(std::span<const ColdRecord> records) {
 }
 
 Status ColdIndex::EraseSegment(uint32_t segment) {
-  KVTIER_TRY(EnsureOpen());
+  KVTIER_TRY(EnsureWritable());
   return Guarded("erase a segment from the index", [&]() -> Status {
     const std::string end = PlaceKey(segment + 1, 0);
     const rocksdb::Slice end_slice(end);

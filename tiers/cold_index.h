@@ -24,7 +24,8 @@ class ColdIndex {
     std::string folder;
     uint64_t reserve_bytes = 0;  ///< disk space that it should keep to; sizes its buffers
   };
-  /// Creates the database where there is none, and takes the clean mark off it (synced).
+  /// Creates the database where there is none, and takes the clean mark off it (synced). One that is there
+  /// opens on a full disk, too: to be read, until a write finds room.
   static Result<std::unique_ptr<ColdIndex>> Open(const Options& options);
   /// Changes nothing in the folder. Only Load and was_clean work. Errors: also kDataLoss where there is none.
   static Result<std::unique_ptr<ColdIndex>> OpenReadOnly(const std::string& folder);
@@ -43,12 +44,17 @@ class ColdIndex {
   Status EraseSegment(uint32_t segment);
   /// Syncs everything and leaves the mark. Refused after a write that failed.
   Status MarkClean();
+  /// Whether Open found no room to write.
+  bool without_room() const { return without_room_; }
   /// Of batches, as they go to the log.
   uint64_t written_bytes() const { return written_bytes_; }
 
  private:
   ColdIndex(Options options, bool read_only);
   Status EnsureOpen();
+  Status EnsureWritable();
+  Status OpenOnFullDisk();
+  bool opened_to_read() const { return read_only_ || without_room_; }
   Status OpenDatabase();
   void Close();
   Status Write(rocksdb::WriteBatch& batch, std::string_view what);
@@ -58,6 +64,7 @@ class ColdIndex {
   const bool read_only_;
   std::unique_ptr<rocksdb::DB> db_;  ///< null after a failed write, until the next call opens it again
   bool was_clean_ = false;
+  bool without_room_ = false;  ///< opened on a full disk
   bool write_failed_ = false;  ///< since Open
   uint64_t written_bytes_ = 0;
 };

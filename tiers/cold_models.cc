@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "tiers/cold_folder.h"
 #include "tiers/crc32c.h"
@@ -105,6 +106,23 @@ Result<uint64_t> RemoveDamagedModels(const std::string& folder) {
     ++removed;
   }
   return removed;
+}
+
+Status RemoveModelsWithoutBlocks(const std::string& folder, ColdRecovery& recovery) {
+  std::set<decltype(NamespaceDigest::bytes)> used;
+  for (const RecoveredBlock& block : recovery.blocks) used.insert(block.identity.name_space.bytes);
+  std::vector<ModelRecord> kept;
+  for (ModelRecord& model : recovery.models) {
+    if (used.contains(model.name_space.bytes)) {
+      kept.push_back(std::move(model));
+      continue;
+    }
+    const std::string path = folder + "/" + ModelFileName(model.name_space);
+    if (::unlink(path.c_str()) != 0) return StatusFromErrno(errno, "remove unused " + path);
+    ++recovery.removed_models;
+  }
+  recovery.models = std::move(kept);
+  return Status::Ok();
 }
 
 Status RemoveHalfMadeModels(const std::string& folder) {

@@ -38,6 +38,8 @@ class Recovery {
     KVTIER_ASSIGN(const std::vector<ColdSegments::Found> found, segments_.Load(io_));
     for (const ColdSegments::Found& segment : found) found_.emplace(segment.number, segment);
     out_.foreign_files = segments_.foreign();
+    out_.unopened_files = segments_.unopened();
+    out_.disk_full = index_->without_room();
     KVTIER_TRY(LoadIndex());
     AdoptDamagedSegments();
     KVTIER_TRY(DropEntriesWithoutRecord());
@@ -71,7 +73,7 @@ class Recovery {
   /// A damaged header costs nothing when the index still knows the segment's sequence.
   void AdoptDamagedSegments() {
     for (auto& [number, segment] : found_) {
-      if (segment.sequence != 0) continue;
+      if (segment.sequence != 0 || segment.unopened) continue;
       ++out_.damaged_headers;
       uint64_t sequence = 0;
       for (const ColdRecord& entry : entries_) {
@@ -96,8 +98,14 @@ class Recovery {
       return std::tie(a.place.container, a.place.offset) < std::tie(b.place.container, b.place.offset);
     });
     std::vector<ColdRecord> dropped;
-    size_t kept = 0;
+    size_t kept = 0, waiting = 0;
     for (ColdRecord& entry : entries_) {
+      const auto segment = found_.find(entry.place.container);
+      if (segment != found_.end() && segment->second.unopened) {
+        ++waiting;  // the next start may find its file
+        continue;
+      }
+      if (entry.place.container >= segments_.options().segment_limit) ++out_.beyond_capacity_records;
       const Place* previous = kept == 0 ? nullptr : &entries_[kept - 1].place;
       const bool same_segment = previous != nullptr && previous->container == entry.place.container;
       const bool overlaps = same_segment && entry.place.offset < previous->offset + previous->bytes;
@@ -109,8 +117,14 @@ class Recovery {
       }
     }
     entries_.resize(kept);
-    out_.dropped_records += dropped.size();
-    return InBatches(dropped, [&](std::span<const ColdRecord> some) { return index_->Erase(some); });
+    out_.dropped_records += dropped.size() + waiting;
+    return InBatches(dropped,
+                     [&](std::span<const ColdRecord> some) { return UnlessFull(index_->Erase(some)); });
+  }
+
+  /// On a full disk the index stays behind, unclean: the next start does the same again.
+  static Status UnlessFull(const Status& status) {
+    return status.code() == Code::kResourceExhausted ? Status::Ok() : status;
   }
 
   /// Fills out_.segments from the headers and the entries, which are in order of place.
@@ -121,6 +135,7 @@ class Recovery {
                                .sequence = segment.sequence,
                                .used_bytes = segment.sequence == 0 ? segment_bytes : kColdSegmentHeaderBytes,
                                .unread = segment.unread,
+                               .unopened = segment.unopened,
                                .part = std::nullopt});
     }
     std::sort(out_.segments.begin(), out_.segments.end(),
@@ -193,7 +208,7 @@ class Recovery {
     // They may stand in the page cache only: synced before the index says that they are durable.
     KVTIER_TRY(InBatches(added, [&](std::span<const ColdRecord> some) -> Status {
       KVTIER_TRY(SyncSegmentsOf(some, segments_, io_));
-      return index_->Put(some);
+      return UnlessFull(index_->Put(some));
     }));
     return Drop(superseded);
   }
@@ -202,7 +217,7 @@ class Recovery {
   Status Drop(std::span<const ColdRecord> records) {
     return InBatches(records, [&](std::span<const ColdRecord> some) -> Status {
       KVTIER_TRY(MarkDead(some, segments_, io_));
-      return index_->Erase(some);
+      return UnlessFull(index_->Erase(some));
     });
   }
 

@@ -111,7 +111,12 @@ Result<std::vector<ColdSegments::Found>> ColdSegments::Load(BlockIo& io) {
       ++foreign_;
       continue;
     }
-    if (!found.ok()) return found.status();
+    if (found.status().code() == Code::kResourceExhausted) return found.status();
+    if (!found.ok()) {
+      // It may be somebody's mistake, or gone at the next start; until then it takes its room.
+      ++unopened_;
+      found = Found{.number = *number, .unread = true, .unopened = true};
+    }
     all.push_back(*found);
   }
   KVTIER_ASSIGN(const uint64_t foreign_bytes, ForeignBytes(options_.folder));

@@ -41,6 +41,7 @@ class ColdSegments {
     uint32_t number = 0;
     uint64_t sequence = 0;    ///< 0: the header is damaged, or could not be read
     bool unread = false;      ///< the latter
+    bool unopened = false;    ///< nor even the file
     uint64_t file_bytes = 0;  ///< may be less than segment_bytes: truncated
   };
 
@@ -50,7 +51,8 @@ class ColdSegments {
 
   /// Lists the folder and reads every header. Half-made files and those above the limit are removed; a sound
   /// header of another store gets its file renamed to NAME.foreign, NAME.foreign-2 and so on; a truncated
-  /// file gets its size back. Errors: kUnavailable, kPermissionDenied, kFailedPrecondition (no free name).
+  /// file gets its size back; one that cannot be opened is left alone. Errors: kUnavailable,
+  /// kPermissionDenied, kFailedPrecondition (no free name).
   Result<std::vector<Found>> Load(BlockIo& io);
   /// Writes a new header over a damaged one.
   Status RepairHeader(uint32_t number, uint64_t sequence, BlockIo& io);
@@ -78,6 +80,7 @@ class ColdSegments {
 
   uint32_t foreign() const { return foreign_; }                    ///< files that Load set aside
   uint32_t foreign_segments() const { return foreign_segments_; }  ///< that fit into what is set aside
+  uint32_t unopened() const { return unopened_; }                  ///< files that Load could not open
   uint32_t count() const;
   const Options& options() const { return options_; }
 
@@ -105,6 +108,7 @@ class ColdSegments {
 
   const Options options_;
   uint32_t foreign_ = 0;           ///< written by Load only
+  uint32_t unopened_ = 0;          ///< likewise
   uint32_t foreign_segments_ = 0;  ///< that fit into what all files set aside take; likewise
   mutable std::atomic<uint64_t> metadata_bytes_{0};
   mutable std::mutex mutex_;

@@ -215,7 +215,12 @@ Result<ColdRecovery> FileColdStore::Recover() {
   KVTIER_TRY(RemoveHalfMadeModels(folder_.models()));
   KVTIER_ASSIGN(recovery.models, ReadModelFiles(folder_.models(), recovery.dropped_records));
   recovery.index_rebuilt |= index_rebuilt_;
+  recovery.disk_full |= folder_.full;
   KeepBlocksOfKnownModels(recovery);
+  // Now, since later somebody may be about to store blocks of any of them.
+  if (recovery.models.size() > ColdModelLimit(options_.capacity_bytes) / 2) {
+    KVTIER_TRY(RemoveModelsWithoutBlocks(folder_.models(), recovery));
+  }
   for (RecoveredBlock& block : recovery.blocks) {
     block.place.tier = block.k_tail.place.tier = block.v_tail.place.tier = options_.tier;
   }

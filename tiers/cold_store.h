@@ -96,6 +96,7 @@ struct RecoveredSegment {
   /// full, without blocks and with sequence 0: recycle it.
   uint64_t used_bytes = 0;
   bool unread = false;                ///< the header was not damaged: the device did not give it
+  bool unopened = false;              ///< nor the file: it cannot be used at all
   std::optional<ColdPart> part = {};  ///< of its records; none: it has none
 };
 
@@ -112,11 +113,16 @@ struct ColdRecovery {
   /// Index entries, records and models that did not check out, and blocks of models that are not there.
   uint64_t dropped_records = 0;
   uint64_t unknown_model_blocks = 0;  ///< of dropped_records: sound, but their model is missing or damaged
-  uint64_t foreign_files = 0;         ///< segments of another store, renamed
-  uint64_t damaged_headers = 0;       ///< of segments; repaired from the index or, without it, lost
-  bool index_rebuilt = false;         ///< it was damaged and is moved aside
-  uint64_t scanned_records = 0;       ///< records found by the scan, not in the index
-  uint64_t orphan_tails = 0;          ///< of dropped_records: the base that they complete is not there
+  /// Of dropped_records: stood in segments above the limit of a capacity that was larger once.
+  uint64_t beyond_capacity_records = 0;
+  uint64_t foreign_files = 0;    ///< segments of another store, renamed
+  uint64_t unopened_files = 0;   ///< segments that could not be opened: left alone until the next start
+  uint64_t removed_models = 0;   ///< files of models without a block, to make room for others
+  bool disk_full = false;        ///< no room for the self-test or the index: writes fail until there is
+  uint64_t damaged_headers = 0;  ///< of segments; repaired from the index or, without it, lost
+  bool index_rebuilt = false;    ///< it was damaged and is moved aside
+  uint64_t scanned_records = 0;  ///< records found by the scan, not in the index
+  uint64_t orphan_tails = 0;     ///< of dropped_records: the base that they complete is not there
 };
 
 /// Append-only segment files of self-describing records, with an index in RocksDB (tiers/FORMAT.md).

@@ -26,6 +26,11 @@ void SegmentAllocator::Recover(const RecoveredSegment& found) {
   segment.append_at = std::clamp(found.used_bytes, kColdSegmentHeaderBytes, segment_bytes_);
   segment.part = found.part.value_or(ColdPart::kBase);
   next_sequence_ = std::max(next_sequence_, found.sequence + 1);
+  if (found.unopened) {
+    segment.state = State::kLost;
+    fresh_.erase(found.number);
+    return;
+  }
   // Recycled and not used yet: as before the restart.
   if (found.sequence != 0 && segment.append_at == kColdSegmentHeaderBytes) return;
   fresh_.erase(found.number);

@@ -92,7 +92,8 @@ class SegmentAllocator {
   void CheckInvariants() const;
 
  private:
-  enum class State : uint8_t { kFresh, kOpen, kSealed, kRecycling, kAside };
+  /// kLost: the file cannot be used.
+  enum class State : uint8_t { kFresh, kOpen, kSealed, kRecycling, kAside, kLost };
   struct Segment {
     State state = State::kFresh;
     ColdPart part = ColdPart::kBase;
@@ -104,16 +105,16 @@ class SegmentAllocator {
   };
 
   void SetAside(uint32_t number);
-  static void AddRecord(Segment& segment, uint64_t offset, uint32_t owner);
   bool Takes(const Segment& segment, uint64_t record_bytes) const {
     return segment.append_at + record_bytes <= segment_bytes_ && segment.records.size() < segment_records_;
   }
+  static void AddRecord(Segment& segment, uint64_t offset, uint32_t owner);
 
   const TierId tier_;
   const uint64_t segment_bytes_;
   const uint32_t limit_;
-  uint64_t next_sequence_ = 1;
   const uint32_t segment_records_;
+  uint64_t next_sequence_ = 1;
   std::array<uint64_t, kColdParts> live_bytes_{};
   bool shrunk_ = false;
   uint32_t aside_ = 0;

@@ -105,6 +105,26 @@ TEST_F(DiskFaults, S42_ADiskThatIsFullFromTheStartServesWithoutTheTier) {
   EXPECT_TRUE(Eventually(10, [&] { return Put(fresh++, KVTIER_DURABLE) == KVTIER_OK; }));
 }
 
+TEST_F(DiskFaults, S42_AStoreWhoseDiskIsFullAtAStartIsReadAndWrittenToAgainOnceThereIsRoom) {
+  Use(ScratchDisk::MakeTmpfs(24 * kMiB), 16 * kMiB);
+  if (!engine_) return;
+  PutCold(1, 20);
+  FillDisk(0);
+  {
+    std::ofstream last(disk_->path() + "/last", std::ios::binary);
+    const std::vector<char> page(4096, 'x');
+    while (last.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) {
+    }
+  }
+  Restart();
+  EXPECT_NE(daemon_->Log().find("is full: what it holds can be read"), std::string::npos);
+  EXPECT_EQ(CountFetched(1, 20), 20u);
+  fs::remove(disk_->path() + "/last");
+  EmptyDisk();
+  uint32_t fresh = 6000;
+  EXPECT_TRUE(Eventually(10, [&] { return Put(fresh++, KVTIER_DURABLE) == KVTIER_OK; }));
+}
+
 class SectorFaults : public DiskFaults, public testing::WithParamInterface<const char*> {};
 
 TEST_P(SectorFaults, S50_SectorsOf4096BytesWorkWithODirect) {

@@ -7,6 +7,7 @@
 
 #include "tests/support/faulty_block_io.h"
 #include "tests/tiers/cold_fixture.h"
+#include "tiers/cold_index.h"
 
 namespace kvtier {
 namespace {
@@ -298,6 +299,12 @@ class ColdStoreOnASmallDisk : public testing::Test {
     committed_.push_back(*record);
     return Status::Ok();
   }
+  static void FillWith(const std::string& path) {
+    std::ofstream file(path, std::ios::binary);
+    const std::vector<char> zeros(4096);
+    while (file.write(zeros.data(), static_cast<std::streamsize>(zeros.size())).flush()) {
+    }
+  }
   void CheckAll() {
     for (size_t i = 0; i < committed_.size(); ++i) {
       EXPECT_TRUE(CheckBlock(*store_, *io_, committed_[i], i + 1).ok()) << i;
@@ -323,16 +330,43 @@ TEST_F(ColdStoreOnASmallDisk, S42_ShedsWhenTheDiskIsFullBeforeItsCapacity) {
   CheckAll();
 }
 
+TEST_F(ColdStoreOnASmallDisk, S42_AStartOnAFullDiskReadsWhatIsThere) {
+  if (!disk_.mounted()) return;  // nothing else can be full for RocksDB
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(StoreNext().ok());
+  const std::string filler = folder_.path() + "/filler";
+  for (const bool clean : {true, false}) {
+    if (!clean) {
+      // As a kill leaves it: without the mark that a stop makes.
+      store_.reset();
+      ASSERT_TRUE(ColdIndex::Open({.folder = folder_.path() + "/index"}).ok());
+    }
+    store_.reset();
+    FillWith(filler);
+    Result<std::unique_ptr<ColdStore>> store = ColdStore::Make(TestColdOptions(folder_.path()));
+    ASSERT_TRUE(store.ok()) << store.status().ToString();
+    store_ = std::move(store).value();
+    const Result<ColdRecovery> recovery = store_->Recover();
+    ASSERT_TRUE(recovery.ok()) << recovery.status().ToString();
+    EXPECT_TRUE(recovery->disk_full);
+    EXPECT_EQ(recovery->blocks.size(), committed_.size());
+    CheckAll();
+    const ColdRecord again = committed_[0];
+    EXPECT_EQ(store_->Commit({&again, 1}, *io_).code(), Code::kResourceExhausted);
+    fs::remove(filler);
+    EXPECT_TRUE(store_->Commit({&again, 1}, *io_).ok());
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(StoreNext().ok()) << i;
+    CheckAll();
+  }
+  store_.reset();
+  store_ = ColdStore::Make(TestColdOptions(folder_.path())).value();
+  EXPECT_EQ(store_->Recover().value().blocks.size(), committed_.size());
+}
+
 TEST_F(ColdStoreOnASmallDisk, S42_TheIndexGoesOnWhenSpaceReturns) {
   if (!disk_.mounted()) return;  // nothing else can fill RocksDB's disk
   ASSERT_TRUE(StoreNext().ok());
   const std::string filler = folder_.path() + "/filler";
-  {
-    std::ofstream file(filler, std::ios::binary);
-    const std::vector<char> zeros(4096);
-    while (file.write(zeros.data(), static_cast<std::streamsize>(zeros.size())).flush()) {
-    }
-  }
+  FillWith(filler);
   Status status;
   while (status.ok() && committed_.size() < 1000) {
     const ColdRecord again = committed_[0];  // no new data: only the index grows

@@ -36,6 +36,31 @@ TEST(SegmentAllocator, OpensTheNextSegmentWhenARecordDoesNotFit) {
   EXPECT_FALSE(allocator.CouldFit(kSegment));
 }
 
+TEST(SegmentAllocator, ASegmentTakesNoMoreRecordsThanItMayHoweverSmall) {
+  SegmentAllocator allocator(kTier, kSegment, 2, 3);
+  for (uint32_t owner = 1; owner <= 6; ++owner) {
+    const std::optional<Place> place = allocator.Append(4 * kKiB, owner);
+    ASSERT_TRUE(place);
+    EXPECT_EQ(place->container, (owner - 1) / 3);
+    allocator.Release(*place);  // dead ones count until the segment is recycled
+    EXPECT_EQ(allocator.NeedsSegment(4 * kKiB, ColdPart::kBase), owner % 3 == 0);
+  }
+  EXPECT_FALSE(allocator.Append(4 * kKiB, 7).has_value());
+  allocator.BeginRecycle(0);
+  allocator.Recycled(0, true);
+  EXPECT_TRUE(allocator.Append(4 * kKiB, 8).has_value());
+  allocator.CheckInvariants();
+}
+
+TEST(SegmentAllocator, ASegmentThatCannotBeOpenedIsNeitherFilledNorAVictim) {
+  SegmentAllocator allocator(kTier, kSegment, 2);
+  allocator.Recover({.number = 0, .unread = true, .unopened = true});
+  EXPECT_FALSE(allocator.Victim(Any).has_value());
+  EXPECT_EQ(allocator.Append(40 * kKiB, 1)->container, 1u);
+  EXPECT_FALSE(allocator.Append(40 * kKiB, 2).has_value());
+  allocator.CheckInvariants();
+}
+
 TEST(SegmentAllocator, TheVictimHasTheLeastLiveBytesAndIsTheOldestOfEquals) {
   SegmentAllocator allocator(kTier, kSegment, 4);
   std::vector<Place> places;
