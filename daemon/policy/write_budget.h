@@ -8,11 +8,13 @@
 namespace kvtier {
 
 /// Bytes a day that may be written to a device that wears: a bucket that fills evenly and holds an hour's
-/// share. Threads: single-owner. No clock of its own; time that goes backwards adds nothing.
+/// share. It starts with a minute's: a start, or one after another, gives no hour anew. Threads:
+/// single-owner. No clock of its own; time that goes backwards adds nothing.
 class WriteBudget {
  public:
   /// 0: unlimited.
-  explicit WriteBudget(uint64_t bytes_per_day) : bytes_per_day_(bytes_per_day), left_(Burst()) {}
+  explicit WriteBudget(uint64_t bytes_per_day)
+      : bytes_per_day_(bytes_per_day), left_(static_cast<double>(Burst()) / 60) {}
 
   bool limited() const { return bytes_per_day_ != 0; }
   /// Whether `bytes` may be written now. What is written is told by Spend, allowed or not.

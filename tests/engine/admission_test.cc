@@ -96,12 +96,15 @@ TEST_F(AdmissionTest, TheNewestIsAdmittedOnceItIsUsedMore) {
 TEST_F(AdmissionTest, WhatTheBudgetDoesNotAllowIsEvictedAndCounted) {
   constexpr uint64_t kBlocksAnHour = 20;
   Begin(Cold(64, {.write_bytes_per_day = 24 * kBlocksAnHour * kRecord}));
-  Put(1, 100);
+  Put(1, 30);
+  EXPECT_EQ(Demoted(), 0u) << "a start gives no hour's share";
+  ladder_->harness.Advance(std::chrono::hours(1));
+  Put(101, 100);
   EXPECT_EQ(Demoted(), kBlocksAnHour);
   EXPECT_EQ(Numbers().written_for_demotions.Get(), kBlocksAnHour * kRecord);
   EXPECT_GT(Numbers().refused_over_budget.Get(), 50u);
   ladder_->harness.Advance(std::chrono::minutes(30));
-  Put(201, 40);
+  Put(301, 40);
   EXPECT_EQ(Demoted(), kBlocksAnHour * 3 / 2);
 }
 

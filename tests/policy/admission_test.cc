@@ -61,14 +61,31 @@ TimePoint At(double hours) {
          std::chrono::duration_cast<Duration>(std::chrono::duration<double>(hours * 3600));
 }
 
+/// As after some hours in which nothing was written.
+WriteBudget Filled(uint64_t bytes_per_day) {
+  WriteBudget budget(bytes_per_day);
+  EXPECT_TRUE(budget.Allows(0, At(-2)));
+  EXPECT_TRUE(budget.Allows(0, At(0)));
+  return budget;
+}
+
 TEST(WriteBudget, WithoutALimitAllowsEverything) {
   WriteBudget budget(0);
   budget.Spend(UINT64_MAX / 2);
   EXPECT_TRUE(budget.Allows(UINT64_MAX, At(0)));
 }
 
+TEST(WriteBudget, AStartGivesAMinutesShareAndNoHour) {
+  constexpr uint64_t kAMinute = 100;
+  WriteBudget budget(24 * 60 * kAMinute);
+  EXPECT_EQ(budget.left_bytes(), kAMinute);
+  EXPECT_TRUE(budget.Allows(kAMinute, At(0)));
+  EXPECT_FALSE(budget.Allows(kAMinute + 1, At(0)));
+  EXPECT_TRUE(budget.Allows(60 * kAMinute, At(1)));
+}
+
 TEST(WriteBudget, AllowsAnHourAtOnceAndThenTheDaysRate) {
-  WriteBudget budget(24'000);
+  WriteBudget budget = Filled(24'000);
   EXPECT_TRUE(budget.Allows(1000, At(0)));
   budget.Spend(1000);
   EXPECT_FALSE(budget.Allows(1, At(0)));
@@ -81,7 +98,7 @@ TEST(WriteBudget, AllowsAnHourAtOnceAndThenTheDaysRate) {
 }
 
 TEST(WriteBudget, WhatWasWrittenAnywayIsMadeUpFor) {
-  WriteBudget budget(24'000);
+  WriteBudget budget = Filled(24'000);
   budget.Spend(3000);
   EXPECT_EQ(budget.left_bytes(), 0u);
   EXPECT_FALSE(budget.Allows(1, At(0)));
@@ -90,7 +107,7 @@ TEST(WriteBudget, WhatWasWrittenAnywayIsMadeUpFor) {
 }
 
 TEST(WriteBudget, ABlockLargerThanAnHoursShareWaitsForAFullBucket) {
-  WriteBudget budget(24'000);
+  WriteBudget budget = Filled(24'000);
   EXPECT_TRUE(budget.Allows(5000, At(0)));
   budget.Spend(5000);
   EXPECT_FALSE(budget.Allows(5000, At(3)));
@@ -98,7 +115,7 @@ TEST(WriteBudget, ABlockLargerThanAnHoursShareWaitsForAFullBucket) {
 }
 
 TEST(WriteBudget, TimeThatGoesBackwardsAddsNothing) {
-  WriteBudget budget(24'000);
+  WriteBudget budget = Filled(24'000);
   EXPECT_TRUE(budget.Allows(1, At(10)));
   budget.Spend(1000);
   EXPECT_FALSE(budget.Allows(1, At(2)));
