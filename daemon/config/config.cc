@@ -22,6 +22,8 @@ class Section {
   void Text(std::string_view key, std::string& out) {
     if (const toml::node* node = Take(key)) {
       if (const auto value = node->value_exact<std::string>()) {
+        // A path with one would end there for the system, and name something else.
+        if (value->find('\0') != std::string::npos) return Fail(*node, key, "must not contain a NUL byte");
         out = *value;
       } else {
         Fail(*node, key, "must be a string");
@@ -320,6 +322,11 @@ Status ReadAll(const toml::table& root, std::string_view file, Config& config) {
     KVTIER_TRY(ReadMetrics(Section(*metrics, "metrics", file), config.metrics));
   }
   if (const auto* tier = root["tier"].as_table()) KVTIER_TRY(ReadTiers(*tier, file, config.tiers));
+  if (const toml::node* block = root["limits"]["block"].node()) {
+    // Only where it is written: it is the largest that may come, not what comes.
+    const Status fits = CheckBlockFits(config.limits.block_bytes, config.tiers);
+    if (!fits.ok()) return At(file, *block, "[limits] block: " + fits.message());
+  }
   return CheckLadder(config.tiers).WithContext(file);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "daemon/config/units.h"
 #include "tiers/place.h"
 
 namespace kvtier {
@@ -12,6 +13,22 @@ constexpr std::array<std::string_view, 6> kLogLevels = {"trace", "debug", "info"
 
 Status Invalid(std::string message) {
   return Status(Code::kInvalidArgument, std::move(message));
+}
+
+/// Bits of a number in the rung, scales and headers left out.
+uint64_t BitsOf(Precision precision) {
+  switch (precision) {
+    case Precision::kInt2:
+      return 2;
+    case Precision::kK4V2:
+      return 3;
+    case Precision::kInt4:
+      return 4;
+    case Precision::kBits8:
+      return 8;
+    default:
+      return 16;
+  }
 }
 
 std::string Quoted(std::string_view text) {
@@ -116,6 +133,18 @@ Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes) {
   if (segment_bytes % kSlotAlign != 0) return Invalid("must be a multiple of 4KiB");
   // One segment that fills, one that is being emptied, and the index.
   if (capacity_bytes / 4 < segment_bytes) return Invalid("capacity must hold at least four segments");
+  return Status::Ok();
+}
+
+Status CheckBlockFits(uint64_t block_bytes, const std::vector<TierConfig>& tiers) {
+  for (const TierConfig& tier : tiers) {
+    const Codec& codec = *FindCodec(tier.codec);
+    const uint64_t least_bytes = block_bytes / BitsOf(Precision::kBits16) * BitsOf(codec.precision);
+    if (tier.kind == MediumKind::kHost || least_bytes < tier.segment_bytes) continue;
+    return Invalid("blocks of " + FormatBytes(block_bytes) + " in " + std::string(codec.name) +
+                   " do not fit into segments of " + FormatBytes(tier.segment_bytes) + " of tier " +
+                   tier.name);
+  }
   return Status::Ok();
 }
 

@@ -25,6 +25,8 @@ Status CheckCxlPlace(const TierConfig& tier);
 Status CheckTails(std::string_view tails);
 Status CheckAdmission(std::string_view admission);
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes);
+/// A block of `block_bytes` in the tier's codec fits into a segment of each cold tier.
+Status CheckBlockFits(uint64_t block_bytes, const std::vector<TierConfig>& tiers);
 /// There is a tier, no tier is more exact than the one above it, and of the cold ones CXL comes first.
 Status CheckLadder(const std::vector<TierConfig>& tiers);
 

@@ -228,6 +228,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "kvtier.toml:1: cold tiers are written [[tier.cold]]"},
         BadConfig{"HotAsAnArray", "[[tier.hot]]\ncapacity = 1\n",
                   "kvtier.toml:1: [tier.hot] must be one table"},
+        BadConfig{"NulByteInAPath", "[server]\nsocket = \"/s\\u0000x\"\n",
+                  "kvtier.toml:2: [server] socket: must not contain a NUL byte"},
+        BadConfig{"BlockThatFitsIntoNoSegment", "[limits]\nblock = \"8MiB\"\n" + Cold("segment = \"1MiB\"\n"),
+                  "kvtier.toml:2: [limits] block: blocks of 8MiB in kv2p do not fit into segments of 1MiB of "
+                  "tier cold"},
         BadConfig{"TwoColdTiers", Cold(Cold("")), "kvtier.toml: two cold tiers of one medium"},
         BadConfig{"CxlBelowNvme", Cold(Cxl("")),
                   "kvtier.toml: a cold tier of medium cxl goes above one of nvme"},
