@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "client/ctl/output.h"
 #include "client/ctl/size.h"
 #include "client/ctl/store_verbs.h"
 #include "client/ctl/top.h"
@@ -33,6 +34,11 @@ std::string CheckCount(const std::string& text) {
   return good ? std::string() : "\"" + text + "\" is not a whole number of at least 1";
 }
 
+/// An empty name would else be the same as none.
+std::string CheckNamed(const std::string& text) {
+  return text.empty() ? "must not be empty" : std::string();
+}
+
 struct Arguments {
   std::string socket = kDefaultSocket;
   bool json = false;
@@ -55,7 +61,7 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
     return added;
   };
   const auto with_tier = [&arguments](CLI::App* added) {
-    added->add_option("TIER", arguments.tier, "name or number of the tier")->required();
+    added->add_option("TIER", arguments.tier, "name or number of the tier")->required()->check(CheckNamed);
     return added;
   };
   const auto with_count = [&arguments](CLI::App* added) {
@@ -77,15 +83,20 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
                             [&](Verbs& v) { return v.Evict(arguments.tier, arguments.count); })));
   CLI::App* verify = verb("verify", "read and check every block of a tier; of all when none is named",
                           [&](Verbs& v) { return v.Verify(arguments.tier); });
-  CLI::Option* tier = verify->add_option("TIER", arguments.tier, "name or number of the tier");
+  CLI::Option* tier =
+      verify->add_option("TIER", arguments.tier, "name or number of the tier")->check(CheckNamed);
   verify
       ->add_option("--store", arguments.store,
                    "check the folder of a cold tier instead, which no daemon uses")
       ->excludes(tier)
+      ->check(CheckNamed)
       ->type_name("FOLDER");
   CLI::App* repair =
       app.add_subcommand("repair", "make a cold tier's folder whole again, while no daemon uses it");
-  repair->add_option("--store", arguments.store, "the folder")->required()->type_name("FOLDER");
+  repair->add_option("--store", arguments.store, "the folder")
+      ->required()
+      ->check(CheckNamed)
+      ->type_name("FOLDER");
   verb("drain", "make every block durable and take no more puts", [](Verbs& v) { return v.Drain(); });
 }
 
@@ -143,6 +154,17 @@ SizeRequest Completed(const Arguments& arguments) {
   return request;
 }
 
+int Fail(const kvtier::Status& status, Format format) {
+  if (format == Format::kJson) {
+    JsonWriter json;
+    json.BeginObject().Text("error", CodeName(status.code())).Text("message", status.message()).EndObject();
+    std::printf("%s\n", json.str().c_str());
+  } else {
+    std::fprintf(stderr, "kvtierctl: %s\n", status.ToString().c_str());
+  }
+  return kError;
+}
+
 int RunTop(const Arguments& arguments) {
   const auto interval = std::chrono::duration<double>(arguments.interval_s);
   const Status shown = ShowTop({.address = arguments.metrics,
@@ -150,11 +172,10 @@ int RunTop(const Arguments& arguments) {
                                 .frames = arguments.frames},
                                stdout);
   if (shown.ok()) return kOk;
-  std::fprintf(stderr, "kvtierctl: %s\n", shown.ToString().c_str());
-  return kError;
+  return Fail(shown, Format::kHuman);
 }
 
-int Print(const Result<std::string>& text) {
+int Print(const Result<std::string>& text, Format format) {
   if (text.ok()) {
     std::fputs(text.value().c_str(), stdout);
     return kOk;
@@ -162,10 +183,9 @@ int Print(const Result<std::string>& text) {
   // A verify that found damage has its figures to print all the same.
   if (text.status().code() == Code::kDataLoss && text.status().message().ends_with('\n')) {
     std::fputs(text.status().message().c_str(), stdout);
-  } else {
-    std::fprintf(stderr, "kvtierctl: %s\n", text.status().ToString().c_str());
+    return kError;
   }
-  return kError;
+  return Fail(text.status(), format);
 }
 
 int RunVerb(const Arguments& arguments, const Run& run) {
@@ -173,15 +193,12 @@ int RunVerb(const Arguments& arguments, const Run& run) {
   options.connection = {.socket = arguments.socket, .client_name = "kvtierctl"};
   options.timeout = std::chrono::seconds(2);
   const Result<std::shared_ptr<client::Client>> client = client::Client::Open(std::move(options));
-  if (!client.ok()) {
-    std::fprintf(stderr, "kvtierctl: %s\n", client.status().ToString().c_str());
-    return kError;
-  }
-  Verbs verbs(**client, arguments.json ? Format::kJson : Format::kHuman,
-              std::chrono::seconds(arguments.timeout_s));
+  const Format format = arguments.json ? Format::kJson : Format::kHuman;
+  if (!client.ok()) return Fail(client.status(), format);
+  Verbs verbs(**client, format, std::chrono::seconds(arguments.timeout_s));
   const Result<std::string> text = run(verbs);
   (*client)->Close();
-  return Print(text);
+  return Print(text, format);
 }
 
 int Main(int argc, char** argv) {
@@ -208,9 +225,9 @@ int Main(int argc, char** argv) {
   }
   const Format format = arguments.json ? Format::kJson : Format::kHuman;
   if (app.got_subcommand("top")) return RunTop(arguments);
-  if (app.got_subcommand("size")) return Print(SizeReport(Completed(arguments), format));
-  if (app.got_subcommand("repair")) return Print(RepairStore(arguments.store, format));
-  if (!arguments.store.empty()) return Print(VerifyStore(arguments.store, format));
+  if (app.got_subcommand("size")) return Print(SizeReport(Completed(arguments), format), format);
+  if (app.got_subcommand("repair")) return Print(RepairStore(arguments.store, format), format);
+  if (!arguments.store.empty()) return Print(VerifyStore(arguments.store, format), format);
   return RunVerb(arguments, run);
 }
 

@@ -193,6 +193,13 @@ TEST_F(CtlTest, SaysWhatIsWrong) {
   EXPECT_EQ(Ctl(*daemon_, "blocks 4711").exit_code, 1);
   EXPECT_EQ(Ctl(*daemon_, "").exit_code, 2);
   EXPECT_EQ(Ctl(*daemon_, "explode").exit_code, 2);
+  const ProgramResult json = Ctl(*daemon_, "--json demote nowhere");
+  EXPECT_EQ(json.exit_code, 1);
+  EXPECT_EQ(json.output,
+            "{\"error\":\"INVALID_ARGUMENT\",\"message\":\"no tier \\\"nowhere\\\"; there are hot\"}\n");
+  for (const char* unnamed : {"verify ''", "evict ''", "verify --store ''", "repair --store ''"}) {
+    EXPECT_EQ(Ctl(*daemon_, unnamed).exit_code, 2) << unnamed;
+  }
   EXPECT_EQ(Ctl(*daemon_, "demote hot minus").exit_code, 2);
   EXPECT_EQ(Ctl(*daemon_, "--help").exit_code, 0);
   daemon_->Kill();
