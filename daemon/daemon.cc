@@ -171,7 +171,7 @@ class DaemonImpl final : public Daemon {
     options.version = version_;
     for (const TierConfig& tier : tiers_) options.tiers.push_back(tier.name);
     options.health = [this] { return Problem(Threads::kOfProcess); };
-    options.readiness = [this] { return ready_.load() ? std::string() : "starting or stopping"; };
+    options.readiness = [this] { return Unreadiness(); };
     KVTIER_ASSIGN(exporter_, Exporter::Make(std::move(options), metrics_));
     return Status::Ok();
   }
@@ -387,6 +387,12 @@ class DaemonImpl final : public Daemon {
     }
     look("session thread", sessions_->last_beat());
     return problem;
+  }
+
+  /// Why clients should not come; empty: they may. Any thread.
+  std::string Unreadiness() const {
+    if (!ready_.load()) return "starting or stopping";
+    return engine_->draining() ? "drained: takes no puts" : std::string();
   }
 
   const Config config_;

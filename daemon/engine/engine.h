@@ -96,6 +96,8 @@ class Engine {
   virtual void CheckInvariants() const = 0;
   /// Everything that is still owed: jobs in flight, replies held. Zero when idle.
   virtual uint64_t Outstanding() const = 0;
+  /// Whether it was told to take no more puts. Any thread.
+  virtual bool draining() const = 0;
 };
 
 inline constexpr TimePoint kNoTime = TimePoint::max();

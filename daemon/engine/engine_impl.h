@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -22,11 +23,11 @@ inline constexpr size_t kMaxTicketsPerSession = 1024;
 inline constexpr size_t kDoneTicketsPerSession = 256;  ///< kept for a late WaitTicket; the oldest goes
 inline constexpr size_t kMaxWaitsPerTicket = 8;
 inline constexpr uint32_t kMaxDemotionsPerTier = 32;
-inline constexpr uint32_t kSweepJobs = 16;           ///< moves or verifies in flight of one sweep
 /// Of blocks that are smaller than usual: so many, or as many as these bytes hold. One sync makes a group of
 /// them durable, and a small group is not worth it.
 inline constexpr uint32_t kMaxSmallDemotionsPerTier = 128;
 inline constexpr uint64_t kMaxSmallDemotionBytes = uint64_t{8} << 20;
+inline constexpr uint32_t kSweepJobs = 16;           ///< moves or verifies in flight of one sweep
 inline constexpr uint32_t kSweepRowsPerStep = 4096;  ///< rows looked at
 inline constexpr size_t kEraseBatch = 512;
 inline constexpr uint32_t kRebalanceEvery = 32;  ///< evictions of a class between looks at the other classes
@@ -52,6 +53,7 @@ class EngineImpl final : public Engine {
   TimePoint Step(TimePoint now) override;
   void CheckInvariants() const override;
   uint64_t Outstanding() const override;
+  bool draining() const override { return draining_.load(std::memory_order_relaxed); }
 
  private:
   // engine_impl.cc: steps, queues, timers
@@ -261,10 +263,10 @@ class EngineImpl final : public Engine {
   double Occupancy(const Tier& tier) const;
   std::optional<EntryId> LeastUsed(const Tier& tier) const;
   bool MayLeave(EntryId id, TierId tier) const;
-  Room MoveAway(EntryId id, TierId tier, uint32_t first_lower, bool on_demand, std::optional<Waiter> waiter);
-
   /// Whether as much leaves the tier as may at once, or a `part`-th of it.
   static bool IsBusyDemoting(const Tier& tier, uint32_t part = 1);
+  Room MoveAway(EntryId id, TierId tier, uint32_t first_lower, bool on_demand, std::optional<Waiter> waiter);
+
   // admission.cc
   static std::unique_ptr<FrequencySketch> MakeSketch(const EngineOptions& options);
   void CountUse(const Entry& entry);
@@ -389,8 +391,8 @@ class EngineImpl final : public Engine {
   bool pump_again_ = false;
   uint64_t next_id_ = 1;  ///< of jobs, transfers, operations and waits
   uint32_t next_arena_ = 1;
-  uint32_t clears_ = 0;    ///< asked for
-  bool draining_ = false;  ///< takes no puts: about to stop
+  uint32_t clears_ = 0;                ///< asked for
+  std::atomic<bool> draining_{false};  ///< takes no puts: about to stop
 };
 
 }  // namespace kvtier

@@ -129,7 +129,10 @@ TEST_F(CtlTest, ADrainedDaemonTakesNoPutsAndKeepsSessionsAndLeases) {
   engine.Put(sequence, kv);
   auto lease = engine.model.Acquire(sequence.Query());
   ASSERT_TRUE(lease) << kvtier_last_error();
+  EXPECT_TRUE(daemon_->Get("/readyz").ok());
   EXPECT_EQ(Ctl(*daemon_, "drain").output, "drained 4 blocks\n");
+  EXPECT_FALSE(daemon_->Get("/readyz").ok());
+  EXPECT_TRUE(daemon_->Get("/healthz").ok());
   for (int i = 0; i < 20; ++i) {
     for (const auto& result : engine.Put(engine.Keys(Tokens(2, 4 * kBlockTokens)), kv)) {
       EXPECT_EQ(result.code, KVTIER_UNAVAILABLE);
@@ -190,9 +193,6 @@ TEST_F(CtlTest, SaysWhatIsWrong) {
   const ProgramResult tier = Ctl(*daemon_, "demote nowhere");
   EXPECT_EQ(tier.exit_code, 1);
   EXPECT_EQ(tier.output, "kvtierctl: INVALID_ARGUMENT: no tier \"nowhere\"; there are hot\n");
-  EXPECT_EQ(Ctl(*daemon_, "blocks 4711").exit_code, 1);
-  EXPECT_EQ(Ctl(*daemon_, "").exit_code, 2);
-  EXPECT_EQ(Ctl(*daemon_, "explode").exit_code, 2);
   const ProgramResult json = Ctl(*daemon_, "--json demote nowhere");
   EXPECT_EQ(json.exit_code, 1);
   EXPECT_EQ(json.output,
@@ -200,6 +200,9 @@ TEST_F(CtlTest, SaysWhatIsWrong) {
   for (const char* unnamed : {"verify ''", "evict ''", "verify --store ''", "repair --store ''"}) {
     EXPECT_EQ(Ctl(*daemon_, unnamed).exit_code, 2) << unnamed;
   }
+  EXPECT_EQ(Ctl(*daemon_, "blocks 4711").exit_code, 1);
+  EXPECT_EQ(Ctl(*daemon_, "").exit_code, 2);
+  EXPECT_EQ(Ctl(*daemon_, "explode").exit_code, 2);
   EXPECT_EQ(Ctl(*daemon_, "demote hot minus").exit_code, 2);
   EXPECT_EQ(Ctl(*daemon_, "--help").exit_code, 0);
   daemon_->Kill();

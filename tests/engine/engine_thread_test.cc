@@ -182,6 +182,7 @@ class Shaky final : public Engine {
   }
   void CheckInvariants() const override {}
   uint64_t Outstanding() const override { return 0; }
+  bool draining() const override { return false; }
   std::atomic<int> steps{0};
 };
 
