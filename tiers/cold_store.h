@@ -123,6 +123,7 @@ struct ColdRecovery {
   bool index_rebuilt = false;    ///< it was damaged and is moved aside
   uint64_t scanned_records = 0;  ///< records found by the scan, not in the index
   uint64_t orphan_tails = 0;     ///< of dropped_records: the base that they complete is not there
+  uint64_t least_sequence = 1;   ///< for new uses of segments
 };
 
 /// Append-only segment files of self-describing records, with an index in RocksDB (tiers/FORMAT.md).

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tiers/base/check.h"
 #include "tiers/crc32c.h"
 
 namespace kvtier {
@@ -24,10 +25,18 @@ CxlSuperblock Sealed(CxlSuperblock superblock) {
   return superblock;
 }
 
-CxlSuperblock MakeCxlSuperblock(const StoreUuid& uuid, uint64_t segment_bytes, uint32_t segment_limit) {
+std::string_view TenantOf(const CxlSuperblock& superblock) {
+  const auto end = std::find(superblock.tenant.begin(), superblock.tenant.end(), '\0');
+  return {superblock.tenant.begin(), end};
+}
+
+CxlSuperblock MakeCxlSuperblock(const StoreUuid& uuid, uint64_t segment_bytes, uint32_t segment_limit,
+                                std::string_view tenant) {
+  KVTIER_CHECK(tenant.size() <= kMaxCxlTenantBytes);
   CxlSuperblock superblock{};
   superblock.magic = kCxlMagic;
-  superblock.version = kColdFormatVersion;
+  superblock.version = tenant.empty() ? kColdFormatVersion : kCxlTenantVersion;
+  std::copy(tenant.begin(), tenant.end(), superblock.tenant.begin());
   superblock.segment_bytes = segment_bytes;
   superblock.meta_bytes = kCxlMetaBytes;
   superblock.serial = 1;
@@ -62,11 +71,11 @@ Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment
                   "holds something else: give it a new file, or zero its first 128 KiB");
   }
   const CxlSuperblock& superblock = found.superblock;
-  if (superblock.version != kColdFormatVersion) {
-    return Status(Code::kFailedPrecondition, "has format version " + std::to_string(superblock.version) +
-                                                 ", this program reads version " +
-                                                 std::to_string(kColdFormatVersion) +
-                                                 ": give it a new file, or zero its first 128 KiB");
+  if (superblock.version != (TenantOf(superblock).empty() ? kColdFormatVersion : kCxlTenantVersion)) {
+    return Status(Code::kFailedPrecondition,
+                  "has format version " + std::to_string(superblock.version) +
+                      ", this program reads versions " + std::to_string(kColdFormatVersion) + " and " +
+                      std::to_string(kCxlTenantVersion) + ": give it a new file, or zero its first 128 KiB");
   }
   if (superblock.segment_bytes != segment_bytes || superblock.meta_bytes != kCxlMetaBytes) {
     return Status(Code::kFailedPrecondition, "was made with segments of " +

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "tiers/cold_format.h"
 
@@ -11,6 +12,10 @@ namespace kvtier {
 
 inline constexpr uint32_t kCxlMagic = 0x3158434B;       // "KCX1"
 inline constexpr uint32_t kCxlModelMagic = 0x31444D4B;  // "KMD1"
+/// Of a store that is one tenant's: programs that do not know of such ones must not put others' blocks there.
+inline constexpr uint32_t kCxlTenantVersion = 3;
+static_assert(kCxlTenantVersion != kColdFormatVersion);
+inline constexpr size_t kMaxCxlTenantBytes = 64;
 
 /// In front of the segments: two superblocks, a block each, then the models. Segments start on a huge page.
 inline constexpr uint64_t kCxlMetaBytes = uint64_t{2} << 20;
@@ -27,6 +32,11 @@ constexpr uint64_t CxlSegmentOffset(uint32_t number, uint64_t segment_bytes) {
   return kCxlMetaBytes + number * segment_bytes;
 }
 
+/// The number that stands for a whole store among those of the arenas that clients map.
+constexpr ArenaId StoreArenaId(TierId tier) {
+  return ArenaId{UINT32_MAX - tier.value};
+}
+
 /// First bytes of block 0 and again of block 1. They are written one after the other, so one is always whole.
 struct CxlSuperblock {
   uint32_t magic;
@@ -38,10 +48,12 @@ struct CxlSuperblock {
   uint8_t clean;           ///< 1: the store was closed, every record is as it should be
   std::array<uint8_t, 3> zero;
   StoreUuid uuid;
-  std::array<std::byte, 68> zero1;
+  std::array<char, kMaxCxlTenantBytes> tenant;  ///< whose blocks alone are here; zeros: anybody's
+  std::array<std::byte, 4> zero1;
   uint32_t crc;  ///< over bytes 0..123
 };
 static_assert(sizeof(CxlSuperblock) == 128);
+std::string_view TenantOf(const CxlSuperblock& superblock);
 
 /// First bytes of a model's entry; the fields follow. Entries start at multiples of this size.
 struct CxlModelHeader {
@@ -53,7 +65,9 @@ struct CxlModelHeader {
 };
 static_assert(sizeof(CxlModelHeader) == 64);
 
-CxlSuperblock MakeCxlSuperblock(const StoreUuid& uuid, uint64_t segment_bytes, uint32_t segment_limit);
+/// `tenant`: at most kMaxCxlTenantBytes; empty: for anybody's blocks.
+CxlSuperblock MakeCxlSuperblock(const StoreUuid& uuid, uint64_t segment_bytes, uint32_t segment_limit,
+                                std::string_view tenant);
 /// With the crc that its fields ask for.
 CxlSuperblock Sealed(CxlSuperblock superblock);
 

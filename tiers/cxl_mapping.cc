@@ -61,9 +61,19 @@ Result<std::vector<std::byte>> ReadStart(int fd, uint64_t limit) {
   return start;
 }
 
+/// Gives back what the file has beyond `bytes`, without moving its end: for a process that maps it still,
+/// from an earlier daemon, memory without a file behind it is a signal, and a hole is zeros.
+Status GiveBack(int fd, uint64_t bytes, uint64_t file_bytes) {
+  if (file_bytes <= bytes) return Status::Ok();
+  const int punched = ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(bytes),
+                                  static_cast<off_t>(file_bytes - bytes));
+  if (punched == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return Status::Ok();
+  return StatusFromErrno(errno, "give back");
+}
+
 /// Every block of the file exists: a write into a hole of a full disk would raise SIGBUS.
 Status Allocate(int fd, uint64_t from, uint64_t bytes) {
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return StatusFromErrno(errno, "size");
+  if (from < bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return StatusFromErrno(errno, "size");
   if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return Status::Ok();
   if (errno != EOPNOTSUPP && errno != ENOSYS) return StatusFromErrno(errno, "allocate");
   const std::vector<std::byte> zeros(uint64_t{1} << 20);
@@ -136,7 +146,9 @@ Status CxlMapping::OpenFile(const Options& options) {
   KVTIER_ASSIGN(const std::vector<std::byte> start, ReadStart(fd_.get(), kStartBytes));
   if (options.accept) KVTIER_TRY(options.accept(start));
   const auto old_bytes = static_cast<uint64_t>(info.st_size);
-  Status status = Allocate(fd_.get(), old_bytes, options.bytes);
+  fresh_ = old_bytes == 0;
+  Status status = GiveBack(fd_.get(), options.bytes, old_bytes);
+  if (status.ok()) status = Allocate(fd_.get(), old_bytes, options.bytes);
   if (status.ok()) status = Map();
   if (status.ok()) {
     const bool dax = persistence_ != CxlPersistence::kPage;
@@ -167,6 +179,7 @@ Status CxlMapping::OpenDevice(const Options& options) {
 
 Status CxlMapping::OpenMemory(const Options& options) {
   KVTIER_ASSIGN(fd_, MakeMemoryFile("kvtier-cxl", bytes_));
+  fresh_ = true;
   KVTIER_TRY(Map());
   persistence_ = CxlPersistence::kNone;
   KVTIER_TRY(BindToNode(options.target.numa_node));
@@ -205,7 +218,8 @@ Status CxlMapping::Map() {
       break;
   }
   data_ = static_cast<std::byte*>(pmem2_map_get_address(pmem.map));
-  const std::span<std::byte> mapped(data_, pmem2_map_get_size(pmem.map));
+  mapped_bytes_ = pmem2_map_get_size(pmem.map);
+  const std::span<std::byte> mapped(data_, mapped_bytes_);
   KVTIER_ASSIGN(guard_, FaultGuard::Watch(mapped, std::max<uint64_t>(alignment, kPageBytes)));
   return Status::Ok();
 }
@@ -257,6 +271,14 @@ Status CxlMapping::Persist(uint64_t offset, uint64_t bytes) {
   }
   if (lost()) return Status(Code::kUnavailable, "a page of the memory is gone");
   return Status::Ok();
+}
+
+Result<UniqueFd> CxlMapping::OpenReadOnly() const {
+  // Another description of the same file: a copy of the descriptor could write, and would keep the lock.
+  const std::string path = "/proc/self/fd/" + std::to_string(fd_.get());
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return StatusFromErrno(errno, "open to read");
+  return fd;
 }
 
 NumaPlacement CxlMapping::Placement() const {

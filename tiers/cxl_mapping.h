@@ -26,7 +26,9 @@ class CxlMapping final : public CxlMemory {
  public:
   struct Options {
     CxlTarget target;
-    uint64_t bytes = 0;  ///< to use; a multiple of 4096. A file is made this large, and cut to it.
+    /// To use; a multiple of 4096. A file is made this large; what it has beyond is given back to the file
+    /// system, but stays as a hole: whoever maps it still, from before, may not find its end moved.
+    uint64_t bytes = 0;
     /// Looks at the first bytes of a file or device that may hold somebody's data, before anything is
     /// changed.
     std::function<Status(std::span<const std::byte> start)> accept;
@@ -45,9 +47,16 @@ class CxlMapping final : public CxlMemory {
   /// "fsdax file, persistent by cache line flushes", for people.
   std::string Describe() const;
 
+  /// The memory once more, for somebody who may read and not write it; without the lock. Errors: those of
+  /// open.
+  Result<UniqueFd> OpenReadOnly() const;
+  /// To be mapped by it: whole pages of the device, beyond what is used.
+  uint64_t mapped_bytes() const { return mapped_bytes_; }
+
   std::span<const std::byte> span() const override { return {data_, bytes_}; }
   CxlPersistence persistence() const override { return persistence_; }
   bool lost() const override { return guard_.lost(); }
+  bool fresh() const override { return fresh_; }
   /// Around the caches.
   void Write(uint64_t offset, std::span<const std::byte> bytes) override;
   void Zero(uint64_t offset, uint64_t bytes) override;
@@ -70,6 +79,8 @@ class CxlMapping final : public CxlMemory {
   std::unique_ptr<Pmem> pmem_;
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
+  uint64_t mapped_bytes_ = 0;
+  bool fresh_ = false;
   FaultGuard guard_;
 };
 

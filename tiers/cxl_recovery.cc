@@ -11,6 +11,9 @@ namespace kvtier {
 
 namespace {
 
+/// A start has so many sequences for itself.
+constexpr unsigned kSerialShift = 32;
+
 /// A segment where it stands.
 class MappedSegmentBytes final : public SegmentBytes {
  public:
@@ -50,6 +53,9 @@ Result<ColdRecovery> CxlStore::Recover() {
   in_use.clean = 0;
   in_use.segment_limit = segment_limit_;
   KVTIER_TRY(WriteSuperblock(in_use));
+  // To clients of an earlier daemon a sequence must not come again, though the segment that had it may be
+  // among those that were given up since.
+  if (!tenant().empty()) out.least_sequence = superblock_.serial << kSerialShift;
   std::vector<ColdRecord> found =
       ScanSegments(was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out);
   if (!was_clean) out.scanned_records = found.size();

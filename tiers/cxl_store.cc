@@ -13,6 +13,8 @@ namespace kvtier {
 
 namespace {
 
+constexpr uint64_t kZeroBytes = uint64_t{64} << 20;  ///< at once
+
 std::span<const std::byte> BytesOf(const auto& value) {
   return std::as_bytes(std::span(&value, 1));
 }
@@ -29,6 +31,10 @@ Status CheckOptions(const CxlStoreOptions& options) {
     return Status(Code::kInvalidArgument, "a capacity of " + std::to_string(options.capacity_bytes) +
                                               " bytes has no room for one segment of " +
                                               std::to_string(options.segment_bytes));
+  }
+  if (options.tenant.size() > kMaxCxlTenantBytes) {
+    return Status(Code::kInvalidArgument,
+                  "the name of the tenant is longer than " + std::to_string(kMaxCxlTenantBytes) + " bytes");
   }
   return Status::Ok();
 }
@@ -71,11 +77,13 @@ Result<std::unique_ptr<CxlStore>> CxlStore::Make(const CxlStoreOptions& options,
   if (!start.ok()) return start.status();
   KVTIER_ASSIGN(const StoreUuid uuid, NewUuid());
   const CxlSuperblock superblock =
-      start->blank ? MakeCxlSuperblock(uuid, options.segment_bytes, 0) : start->superblock;
+      start->blank ? MakeCxlSuperblock(uuid, options.segment_bytes, 0, options.tenant) : start->superblock;
   std::unique_ptr<CxlStore> store(new CxlStore(options, std::move(memory), superblock));
   if (start->blank) {
     store->memory_->Zero(0, kCxlMetaBytes);
     KVTIER_TRY(store->memory_->Persist(0, kCxlMetaBytes));
+    // Clients will see all of it, and it may have been anybody's.
+    if (!options.tenant.empty() && !store->memory_->fresh()) KVTIER_TRY(store->ZeroFrom(kCxlMetaBytes));
   }
   if (start->blank || start->one_damaged) KVTIER_TRY(store->WriteSuperblock(superblock));
   return store;
@@ -86,6 +94,16 @@ CxlStore::~CxlStore() {
   CxlSuperblock clean = superblock_;
   clean.clean = 1;
   WriteSuperblock(clean).IgnoreBecause("without the mark the next start checks everything");
+}
+
+Status CxlStore::ZeroFrom(uint64_t offset) {
+  const uint64_t end = memory_->span().size();
+  for (; offset < end; offset += kZeroBytes) {
+    const uint64_t part = std::min(kZeroBytes, end - offset);
+    memory_->Zero(offset, part);
+    KVTIER_TRY(memory_->Persist(offset, part));
+  }
+  return Status::Ok();
 }
 
 Status CxlStore::WriteSuperblock(CxlSuperblock superblock) {
@@ -204,8 +222,9 @@ Status CxlStore::MarkDead(std::span<const ColdRecord> records) {
     const uint64_t offset = OffsetOf(record.place);
     if (!CheckUse(record.place).ok()) continue;  // recycled: dead already
     const RecordHeader header = MakeRecordHeader(superblock_.uuid, record, RecordState::kDead);
+    // Nothing but the header: a client whose lease is over may be reading the image, and only the next use
+    // of the segment tells it.
     memory_->Write(offset, BytesOf(header));
-    memory_->Zero(offset + sizeof(header), kColdBlockBytes - sizeof(header));
     marked.push_back(record);
   }
   return PersistRecords(marked);
@@ -227,13 +246,18 @@ Status CxlStore::RecycleSegment(uint32_t number, uint64_t new_sequence, BlockIo&
     segments_[number].sequence = new_sequence;
   }
   const uint64_t offset = CxlSegmentOffset(number, options_.segment_bytes);
-  // Nobody knows the sequence of what stands there: it could be the new one.
+  // Nobody knows the sequence of what stands there: it could be the new one. The header goes first, as ever.
   if (damaged) {
+    memory_->Zero(offset, kColdSegmentHeaderBytes);
+    KVTIER_TRY(Failed(memory_->Persist(offset, kColdSegmentHeaderBytes)));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     memory_->Zero(offset, options_.segment_bytes);
     KVTIER_TRY(Failed(memory_->Persist(offset, options_.segment_bytes)));
   }
   WriteSegmentHeader(number, new_sequence);
   KVTIER_TRY(Failed(memory_->Persist(offset, kColdSegmentHeaderBytes)));
+  // A client that maps the memory and sees a byte of the new use must see the new sequence.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   std::lock_guard lock(mutex_);
   segments_[number].damaged = false;
   return Status::Ok();

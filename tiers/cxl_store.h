@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "tiers/cold_scan.h"
@@ -16,6 +17,9 @@ struct CxlStoreOptions {
   TierId tier;
   uint64_t capacity_bytes = 0;                  ///< of the memory; a multiple of 4096
   uint64_t segment_bytes = uint64_t{64} << 20;  ///< multiple of 4096
+  /// Of a store that is made now: the tenant whose blocks alone it is for, all its life, so that its clients
+  /// may map the memory. Empty: it is for anybody's. One that is there stays what it is.
+  std::string tenant = {};
 };
 
 /// Maps `target` for a store with these options. Errors: as CxlMapping::Make; kFailedPrecondition also for
@@ -48,6 +52,13 @@ class CxlStore final : public ColdStore {
   bool persistent() const override { return memory_->persistence() != CxlPersistence::kNone; }
   uint64_t allocated_bytes() const override { return memory_->span().size(); }
 
+  /// Whose blocks alone it is for; empty: anybody's. Nothing else has ever stood in the memory of such a
+  /// store, but for what its maker zeroed.
+  std::string_view tenant() const { return TenantOf(superblock_); }
+  const StoreUuid& uuid() const { return superblock_.uuid; }
+  /// Whether the device lost bytes: who else maps it would be ended by touching them.
+  bool lost() const { return memory_->lost(); }
+
  private:
   struct Segment {
     bool present = false;
@@ -65,6 +76,7 @@ class CxlStore final : public ColdStore {
   Status PersistRecords(std::span<const ColdRecord> records);
   Status MarkDead(std::span<const ColdRecord> records);
   Status WriteSuperblock(CxlSuperblock superblock);
+  Status ZeroFrom(uint64_t offset);
   Status Failed(Status status);
 
   // cxl_recovery.cc

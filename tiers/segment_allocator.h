@@ -26,6 +26,8 @@ class SegmentAllocator {
   SegmentAllocator(TierId tier, uint64_t segment_bytes, uint32_t segment_limit,
                    uint32_t segment_records = UINT32_MAX);
 
+  /// New uses of segments have this sequence and higher ones; before the first Append.
+  void StartAt(uint64_t sequence) { next_sequence_ = std::max(next_sequence_, sequence); }
   /// What was found at start; before the first Append. Records that are kept follow by RecoverRecord.
   void Recover(const RecoveredSegment& segment);
   /// Whether the place is a record of a segment that was recovered.

@@ -1,6 +1,8 @@
 #include "tiers/cxl_mapping.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <fstream>
 
 #include "tests/tiers/cxl_fixture.h"
+#include "tiers/base/mapping.h"
 
 namespace kvtier {
 namespace {
@@ -198,10 +201,49 @@ TEST_F(CxlMappingTest, ARefusedFileIsLeftAsItIs) {
   EXPECT_EQ(fs::file_size(path_), seen.size());
 }
 
-TEST_F(CxlMappingTest, S41_AFileIsCutToTheCapacity) {
-  CxlMapping::Make(FileOptions(4 * kMiB)).value();
-  CxlMapping::Make(FileOptions(2 * kMiB)).value();
-  EXPECT_EQ(fs::file_size(path_), 2 * kMiB);
+TEST_F(CxlMappingTest, S41_AFileGivesBackWhatIsBeyondTheCapacityAndWhoMapsItStillReadsZeros) {
+  MappedMemory client;
+  {
+    auto mapping = CxlMapping::Make(FileOptions(4 * kMiB)).value();
+    mapping->Write(3 * kMiB, Pattern(100));
+    const UniqueFd fd = mapping->OpenReadOnly().value();
+    client = MappedMemory::MapShared(fd.get(), mapping->mapped_bytes(), MapAccess::kReadOnly).value();
+    EXPECT_EQ(client.data()[3 * kMiB], Pattern(1)[0]);
+  }
+  auto smaller = CxlMapping::Make(FileOptions(2 * kMiB)).value();
+  smaller->Write(5, Pattern(100));
+  EXPECT_EQ(client.data()[3 * kMiB], std::byte{0});
+  EXPECT_EQ(client.data()[4 * kMiB - 1], std::byte{0});
+  EXPECT_EQ(client.data()[5], Pattern(1)[0]);
+  struct stat info {};
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_LT(static_cast<uint64_t>(info.st_blocks) * 512, 3 * kMiB);
+  EXPECT_EQ(smaller->span().size(), 2 * kMiB);
+  smaller.reset();
+  auto larger = CxlMapping::Make(FileOptions(4 * kMiB)).value();
+  EXPECT_EQ(larger->span()[3 * kMiB], std::byte{0});
+  larger->Write(3 * kMiB, Pattern(100));
+  EXPECT_EQ(client.data()[3 * kMiB], Pattern(1)[0]);
+}
+
+TEST_F(CxlMappingTest, WhoMayOnlyReadCannotWriteAndDoesNotKeepTheLock) {
+  auto mapping = CxlMapping::Make(FileOptions()).value();
+  mapping->Write(0, Pattern(100));
+  const UniqueFd fd = mapping->OpenReadOnly().value();
+  EXPECT_EQ(::fcntl(fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
+  EXPECT_NE(::pwrite(fd.get(), "x", 1, 0), 1);
+  EXPECT_NE(::ftruncate(fd.get(), 0), 0);
+  const auto client =
+      MappedMemory::MapShared(fd.get(), mapping->mapped_bytes(), MapAccess::kReadOnly).value();
+  EXPECT_EQ(client.data()[1], Pattern(2)[1]);
+  mapping.reset();
+  EXPECT_TRUE(CxlMapping::Make(FileOptions()).ok());
+}
+
+TEST_F(CxlMappingTest, OnlyWhatIsNewHoldsNothingOfAnybodys) {
+  EXPECT_TRUE(CxlMapping::Make(FileOptions()).value()->fresh());
+  EXPECT_FALSE(CxlMapping::Make(FileOptions()).value()->fresh());
 }
 
 TEST_F(CxlMappingTest, AFileThatIsCutUnderTheMappingReadsAsZerosAndFailsTheNextPersist) {

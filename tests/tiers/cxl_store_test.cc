@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
 #include <set>
 
 #include "tests/tiers/cxl_fixture.h"
 #include "tests/tiers/power_cut_memory.h"
+#include "tiers/segment_allocator.h"
 
 namespace kvtier {
 namespace {
@@ -260,9 +262,96 @@ TEST_F(CxlStoreTest, S41_ASmallerCapacityForgetsWhatDoesNotFitAndALargerOneDoesN
     EXPECT_GT(recovery.blocks.size(), 0u);
     EXPECT_LT(recovery.blocks.size(), 60u);
   }
-  EXPECT_EQ(fs::file_size(FilePath()), kCxlMetaBytes + 2 * kTestSegmentBytes);
   auto larger = WithCapacity(kTestCapacityBytes).value();
   EXPECT_EQ(larger->Recover().value().segments.size(), 2u);
+}
+
+class TenantStoreTest : public testing::Test {
+ protected:
+  std::unique_ptr<CxlStore> Make(const std::string& tenant, uint64_t capacity_bytes = kTestCapacityBytes) {
+    CxlStoreOptions options = TestCxlOptions();
+    options.tenant = tenant;
+    options.capacity_bytes = capacity_bytes;
+    auto mapping = MapForCxlStore(options, CxlFileTarget(folder_.path())).value();
+    bytes_ = mapping->span();
+    return CxlStore::Make(options, std::move(mapping)).value();
+  }
+  std::string Path() const { return folder_.path() + "/" + std::string(kCxlFileName); }
+  uint32_t Version() const {
+    uint32_t version;
+    std::memcpy(&version, bytes_.data() + offsetof(CxlSuperblock, version), sizeof(version));
+    return version;
+  }
+  uint64_t SequenceOf(uint32_t segment) const {
+    uint64_t sequence;
+    std::memcpy(
+        &sequence,
+        bytes_.data() + CxlSegmentOffset(segment, kTestSegmentBytes) + offsetof(SegmentHeader, sequence),
+        sizeof(sequence));
+    return sequence;
+  }
+
+  TempFolder folder_;
+  std::span<const std::byte> bytes_;
+};
+
+TEST_F(TenantStoreTest, AStoreIsOneTenantsFromItsMakingOnOrNever) {
+  EXPECT_EQ(Make("uid:1")->tenant(), "uid:1");
+  for (const char* later : {"uid:1", "uid:2", ""}) EXPECT_EQ(Make(later)->tenant(), "uid:1") << later;
+  EXPECT_EQ(Version(), kCxlTenantVersion) << "older programs would put others' blocks there";
+  fs::remove(Path());
+  EXPECT_EQ(Make("")->tenant(), "");
+  EXPECT_EQ(Version(), kColdFormatVersion);
+  EXPECT_EQ(Make("uid:1")->tenant(), "");
+}
+
+TEST_F(TenantStoreTest, WhatStoodInTheMemoryBeforeIsGoneWhereATenantsClientsWillMapIt) {
+  for (const std::string tenant : {"uid:1", ""}) {
+    {
+      std::ofstream file(Path(), std::ios::binary | std::ios::trunc);
+      file << std::string(CxlMapping::kStartBytes, '\0');
+      file << std::string(kTestCapacityBytes - CxlMapping::kStartBytes, 'z');
+    }
+    const auto store = Make(tenant);
+    const auto left = std::count(bytes_.begin(), bytes_.end(), std::byte{'z'});
+    if (tenant.empty()) {
+      EXPECT_GT(left, 0);
+    } else {
+      EXPECT_EQ(left, 0);
+    }
+  }
+}
+
+TEST_F(TenantStoreTest, S12_WhoReadsARecordInPlaceFindsItWholeUntilTheSegmentIsInAnotherUse) {
+  auto io = MakeBlockIo(BlockIoKind::kSync).value();
+  const auto store = Make("uid:1");
+  ASSERT_TRUE(store->Recover().ok());
+  TestAllocator allocator;
+  const ColdRecord record = WriteBlock(*store, *io, allocator, 1).value();
+  ASSERT_TRUE(store->Commit({&record, 1}, *io).ok());
+  const auto image = bytes_.subspan(CxlSegmentOffset(record.place.container, kTestSegmentBytes) +
+                                        record.place.offset + kColdRecordHeaderBytes,
+                                    record.image_bytes);
+  const std::vector<std::byte> expected = ImageOf(MakeTestBlock(1));
+  ASSERT_TRUE(std::equal(image.begin(), image.end(), expected.begin(), expected.end()));
+  EXPECT_EQ(SequenceOf(record.place.container), record.place.epoch);
+  ASSERT_TRUE(store->Erase({&record, 1}, *io).ok());
+  EXPECT_TRUE(std::equal(image.begin(), image.end(), expected.begin(), expected.end()));
+  EXPECT_EQ(SequenceOf(record.place.container), record.place.epoch);
+  ASSERT_TRUE(store->RecycleSegment(record.place.container, record.place.epoch + 5, *io).ok());
+  EXPECT_EQ(SequenceOf(record.place.container), record.place.epoch + 5);
+}
+
+TEST_F(TenantStoreTest, NoStartUsesASequenceOfAnEarlierOneAgain) {
+  uint64_t last = 0;
+  for (const uint64_t capacity : {kTestCapacityBytes, kTestCapacityBytes / 2, kTestCapacityBytes}) {
+    const uint64_t least = Make("uid:1", capacity)->Recover().value().least_sequence;
+    EXPECT_GT(least, last + (uint64_t{1} << 31));
+    last = least;
+  }
+  SegmentAllocator allocator(TierId{2}, kTestSegmentBytes, 4);
+  allocator.StartAt(last);
+  EXPECT_GE(allocator.Append(4096, 1)->epoch, last);
 }
 
 TEST_F(CxlStoreTest, MemoryThatGoesAwayIsACodeAndTheNextStartChecksEverything) {
