@@ -4,6 +4,7 @@
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
 #include "tiers/cold_tail.h"
+#include "tiers/cxl_format.h"
 
 namespace kvtier {
 namespace {
@@ -98,6 +99,7 @@ void EngineImpl::ReadAhead(const Session& session, const Acquire& c, size_t from
     });
     if (up) continue;
     const TierId source = BestSource(entry);
+    if (ReadsInPlace(session, entry, source)) continue;
     const std::optional<TierId> target = PromotionTarget(entry, source);
     if (!target) return;
     StartTransfer({.entry = id,
@@ -128,21 +130,34 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
   }
   const std::optional<TierId> source = host ? host : cold;
   if (!source) return false;
-  if (!host) DropLesserCopies(id, least);
+  const bool ready = host || ReadsInPlace(session, entry, *cold);
+  if (!ready) DropLesserCopies(id, least);
   const Copy& copy = table_.copy(entry, *source);
-  const std::optional<TierId> reader = host ? host : PromotionTarget(entry, *cold);
+  const std::optional<TierId> reader = ready ? source : PromotionTarget(entry, *cold);
   const uint64_t bytes =
-      host ? copy.place_bytes()
-           : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
-                 .slot_bytes;
+      ready ? copy.place_bytes()
+            : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
+                  .slot_bytes;
   if (!reader || !FitsLeaseShare(session, *reader, bytes, op.promised_bytes[reader->value])) {
     why = Code::kResourceExhausted;
     return false;
   }
-  if (!host) op.promised_bytes[reader->value] += bytes;
+  if (!ready) op.promised_bytes[reader->value] += bytes;
   PinForLease(session, session.leases.at(op.lease), id, *source);
-  items.push_back({.entry = id, .pinned = *source, .served_from = *source, .ready = host.has_value()});
+  items.push_back({.entry = id, .pinned = *source, .served_from = *source, .ready = ready});
   return true;
+}
+
+bool EngineImpl::ReadsInPlace(const Session& session, const Entry& entry, TierId cold) const {
+  const Tier& tier = ladder_.at(cold);
+  const Copy& copy = table_.copy(entry, cold);
+  if (!session.maps[cold.value] || copy.in_parts) return false;
+  // A lease lasts, and may be renewed: a segment that is being emptied does not wait for it, and however the
+  // leased blocks are spread, most segments can be.
+  if (copy.container == tier.draining_segment) return false;
+  if (tier.leased_copies.contains(copy.container)) return true;
+  const double most = options_.limits.lease_share * static_cast<double>(tier.segments->segment_limit());
+  return tier.leased_copies.empty() || static_cast<double>(tier.leased_copies.size() + 1) <= most;
 }
 
 void EngineImpl::CloseAcquireWalk(AcquireOp& op, Session& session, const Acquire& c) {
@@ -346,6 +361,16 @@ void EngineImpl::CountAcquire(const AcquireOp& op) {
   metrics_.tier[slowest.value].acquire_latency.Observe(static_cast<uint64_t>((now_ - op.started).count()));
 }
 
+Place EngineImpl::PlaceForClients(const Copy& copy) const {
+  Place place = ladder_.PlaceOf(copy);
+  const Tier& tier = ladder_.at(copy.tier);
+  if (tier.host()) return place;
+  place.slot = place.container;
+  place.offset += CxlSegmentOffset(place.container, tier.options.segment_bytes) + kColdRecordHeaderBytes;
+  place.container = StoreArenaId(tier.id).value;
+  return place;
+}
+
 AcquiredBlock EngineImpl::DescribeAcquired(const AcquireOp::Item& item) const {
   const Entry& entry = table_.at(item.entry);
   const Copy& copy = table_.copy(entry, item.pinned);
@@ -356,7 +381,7 @@ AcquiredBlock EngineImpl::DescribeAcquired(const AcquireOp::Item& item) const {
           .precision = FindCodec(copy.codec)->precision,
           .served_from = item.served_from,
           .image_bytes = copy.image_bytes,
-          .place = ladder_.PlaceOf(copy),
+          .place = PlaceForClients(copy),
           .k_error = copy.k_error,
           .v_error = copy.v_error};
 }

@@ -111,7 +111,7 @@ bool EngineImpl::Handle(AdminVerify& c) {
 }
 
 bool EngineImpl::Handle(AdminDrain& c) {
-  if (!PersistentTier()) {
+  if (!PersistentTier(std::nullopt)) {
     Fail(c.reply, Code::kFailedPrecondition, "there is no persistent tier");
     return true;
   }
@@ -121,7 +121,6 @@ bool EngineImpl::Handle(AdminDrain& c) {
     return true;
   }
   draining_ = true;
-  sweep->tier = *PersistentTier();
   sweep->reply = std::move(c.reply);
   return true;
 }

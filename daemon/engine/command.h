@@ -39,7 +39,13 @@ struct CloseSession {
   SessionId session;
   Reply<Done> reply;
 };
-/// The session has unmapped a retired arena.
+/// The session has mapped the memory of a cold tier: it reads for itself what stands there, until it says
+/// ArenaUnmapped of the store (StoreArenaId).
+struct StoreMapped {
+  SessionId session;
+  TierId tier;
+};
+/// The session has unmapped a retired arena, or no longer reads a store.
 struct ArenaUnmapped {
   SessionId session;
   ArenaId arena;
@@ -83,7 +89,7 @@ struct Lookup {
   Reply<LookupReply> reply;
 };
 
-/// A block in a host arena under a lease.
+/// A block under a lease, in a host arena or in a store that the session has mapped.
 struct AcquiredBlock {
   Key key;
   uint16_t tokens = 0;
@@ -92,7 +98,9 @@ struct AcquiredBlock {
   Precision precision = Precision::kNone;
   TierId served_from;  ///< the tier that held it when it was asked for
   uint64_t image_bytes = 0;
-  Place place;  ///< arena, slot, offset, epoch
+  /// Arena, slot, offset, epoch; of a store its StoreArenaId, the segment, the offset in the mapping, the
+  /// segment's sequence.
+  Place place;
   float k_error = 0, v_error = 0;
 };
 struct AcquireReply {
@@ -103,8 +111,8 @@ struct AcquireReply {
                                 ///< kDeadlineExceeded, kResourceExhausted
   TimePoint expires;
 };
-/// Match and pin in one atomic step; promotes what no host tier holds. Answers by `deadline` with what is
-/// there.
+/// Match and pin in one atomic step; promotes what no host tier holds and the session cannot read by itself.
+/// Answers by `deadline` with what is there.
 struct Acquire {
   SessionId session;
   ModelId model;
@@ -274,9 +282,9 @@ struct AdminDrain {
   Reply<uint64_t> reply;
 };
 
-using CommandBody = std::variant<OpenSession, CloseSession, ArenaUnmapped, RegisterModel, Lookup, Acquire,
-                                 Release, Renew, Put, WaitTicket, Prefetch, Cancel, Remove, Stats, ListModels,
-                                 ListBlocks, AdminDemote, AdminEvict, AdminVerify, AdminDrain>;
+using CommandBody = std::variant<OpenSession, CloseSession, StoreMapped, ArenaUnmapped, RegisterModel, Lookup,
+                                 Acquire, Release, Renew, Put, WaitTicket, Prefetch, Cancel, Remove, Stats,
+                                 ListModels, ListBlocks, AdminDemote, AdminEvict, AdminVerify, AdminDrain>;
 
 /// What the service sends to the engine. Late commands (past `deadline` when they are reached) answer
 /// kDeadlineExceeded.

@@ -26,7 +26,9 @@ struct TierOptions {
   uint32_t segment_records = UINT32_MAX;        ///< no more in a segment, however small
   bool persistent = true;                       ///< a commit survives a power cut
   std::string description;                      ///< of the medium, for people; empty: its kind
-  uint64_t scrub_bytes_per_second = 0;          ///< pace of the background check; 0: none
+  /// cxl: whose blocks alone go there, so that its clients may map the memory; empty: anybody's.
+  std::string tenant;
+  uint64_t scrub_bytes_per_second = 0;  ///< pace of the background check; 0: none
   /// nvme in kv2p: the planes that complete k4v2 and int4 stay beside a block while there is room.
   bool keep_tails = false;
   AdmissionOptions admission{};  ///< of demotions to it

@@ -20,6 +20,8 @@ Status CheckTier(const TierOptions& tier) {
   if (!(tier.low_watermark > 0 && tier.low_watermark <= tier.high_watermark && tier.high_watermark <= 1)) {
     return Invalid(name + "watermarks must be 0 < low <= high <= 1");
   }
+  if (!tier.tenant.empty() && tier.kind != MediumKind::kCxl)
+    return Invalid(name + "only cxl is one tenant's");
   if (tier.kind == MediumKind::kHost) return Status::Ok();
   if (tier.segment_bytes < 2 * kSlotAlign || tier.segment_bytes % kSlotAlign != 0) {
     return Invalid(name + "segment size must be a multiple of 4096, at least 8192");
@@ -123,10 +125,11 @@ void EngineImpl::TakeCommands() {
         metrics_.commands_late.Add();
         const bool dropped = std::visit(
             [](auto& c) {
-              // What frees something is never too late.
+              // What frees something is never too late, nor what is said once only.
               using C = std::decay_t<decltype(c)>;
-              if constexpr (std::is_same_v<C, ArenaUnmapped> || std::is_same_v<C, CloseSession> ||
-                            std::is_same_v<C, Release> || std::is_same_v<C, Cancel>) {
+              if constexpr (std::is_same_v<C, StoreMapped> || std::is_same_v<C, ArenaUnmapped> ||
+                            std::is_same_v<C, CloseSession> || std::is_same_v<C, Release> ||
+                            std::is_same_v<C, Cancel>) {
                 return false;
               } else {
                 Fail(c.reply, Code::kDeadlineExceeded, "the command waited past its deadline");

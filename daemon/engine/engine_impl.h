@@ -86,6 +86,7 @@ class EngineImpl final : public Engine {
   // One handler per command. True: done; false: out of budget, to be called again with the same command.
   bool Handle(OpenSession& c);
   bool Handle(CloseSession& c);
+  bool Handle(StoreMapped& c);
   bool Handle(ArenaUnmapped& c);
   bool Handle(RegisterModel& c);
   bool Handle(Lookup& c);
@@ -126,6 +127,8 @@ class EngineImpl final : public Engine {
   void CloseAcquireWalk(AcquireOp& op, Session& session, const Acquire& c);
   bool AddAcquireItem(AcquireOp& op, Session& session, EntryId id, std::vector<AcquireOp::Item>& items,
                       Code& why);
+  /// Whether the session reads the copy where it stands, on a cold tier, without a promotion.
+  bool ReadsInPlace(const Session& session, const Entry& entry, TierId cold) const;
   bool StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Item& item, Waiter waiter);
   Precision MostToRead(const AcquireOp& op, const Entry& entry, TierId from) const;
   void DropLesserCopies(EntryId id, Precision least);
@@ -137,6 +140,7 @@ class EngineImpl final : public Engine {
   void DropTail(AcquireOp& op, Session& session, AcquireOp::Item& tail);
   void FinishAcquire(OpId id);
   void FailAcquire(OpId id, Code code);
+  Place PlaceForClients(const Copy& copy) const;
   AcquiredBlock DescribeAcquired(const AcquireOp::Item& item) const;
   void CountAcquire(const AcquireOp& op);
   Lease* FindLease(SessionId session, LeaseId lease);
@@ -205,7 +209,8 @@ class EngineImpl final : public Engine {
                    Precision least, Precision most = Precision::kBits16) const;
   bool CouldTake(const Tier& to, const Entry& entry, std::optional<TierId> from, Purpose purpose) const;
   /// The highest tier that keeps what is durable.
-  std::optional<TierId> PersistentTier() const;
+  /// The first for blocks of the tenant; without one, of anybody's.
+  std::optional<TierId> PersistentTier(std::optional<TenantId> tenant) const;
   bool HasColdTier() const;
   TierId BestSource(const Entry& entry) const;
 

@@ -33,6 +33,7 @@ void Ladder::CheckInvariants() const {
     std::array<uint64_t, kColdParts> parts{};
     parts[IndexOf(ColdPart::kBase)] = tier.rewriting_bytes;
     uint64_t used = tier.rewriting_bytes, unleased = 0, fp16 = 0;
+    std::unordered_map<uint32_t, uint32_t> leased_copies;
     for (uint32_t row = 0; row < table_.row_limit(); ++row) {
       const EntryId id{row};
       const Entry& entry = table_.at(id);
@@ -50,11 +51,13 @@ void Ladder::CheckInvariants() const {
         KVTIER_CHECK(place.tier == tier.id && copy.tier == tier.id);
         used += place.bytes;
         parts[IndexOf(place.part)] += place.bytes;
+        if (!tier.host() && copy.lease_pins > 0) ++leased_copies[place.container];
         if (tier.host()) {
           const ArenaAllocator::Arena& arena = tier.arenas->arena(ArenaId{place.container});
           KVTIER_CHECK(arena.owners[place.slot] == row && arena.spec.tenant == entry.tenant);
         }
       }
+      KVTIER_CHECK(copy.state == CopyState::kAbsent || tier.TakesBlocksOf(entry.tenant));
       if (copy.state != CopyState::kPresent) continue;
       ++blocks[static_cast<size_t>(entry.precision[tier.id.value])];
       KVTIER_CHECK(entry.precision[tier.id.value] >= entry.floor);
@@ -64,7 +67,7 @@ void Ladder::CheckInvariants() const {
     KVTIER_CHECK(blocks == tier.blocks && used == tier.used_bytes() && fp16 == tier.fp16_bytes);
     uint64_t ordered = tier.host() ? 0 : tier.order->size();
     for (const auto& [slot_class, queue] : tier.classes) ordered += queue.order->size();
-    KVTIER_CHECK(ordered == unleased);
+    KVTIER_CHECK(ordered == unleased && leased_copies == tier.leased_copies);
     if (tier.host()) {
       tier.arenas->CheckInvariants();
     } else {

@@ -233,7 +233,10 @@ void Ladder::Pin(EntryId id, TierId tier_id, PinKind kind) {
     ++copy.job_pins;
     return;
   }
-  if (copy.lease_pins++ == 0) OrderOf(entry, at(tier_id)).Erase(id.value);
+  if (copy.lease_pins++ > 0) return;
+  Tier& tier = at(tier_id);
+  OrderOf(entry, tier).Erase(id.value);
+  if (!tier.host()) ++tier.leased_copies[copy.container];
 }
 
 void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
@@ -245,7 +248,13 @@ void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
     --copy.job_pins;
   } else {
     KVTIER_CHECK(copy.lease_pins > 0);
-    if (--copy.lease_pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, at(tier_id));
+    Tier& tier = at(tier_id);
+    if (--copy.lease_pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, tier);
+    if (copy.lease_pins == 0 && !tier.host()) {
+      const auto leased = tier.leased_copies.find(copy.container);
+      KVTIER_CHECK(leased != tier.leased_copies.end());
+      if (--leased->second == 0) tier.leased_copies.erase(leased);
+    }
   }
   Settle(id, at(tier_id));
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -60,7 +61,9 @@ struct Tier {
   std::unique_ptr<SegmentAllocator> segments;
   std::unique_ptr<EvictionPolicy> order;
   std::deque<TransferId> waiting;
-  std::vector<ColdRecord> to_erase;  ///< places given up since the last erase job
+  std::optional<TenantId> tenant;                        ///< whose blocks alone it takes; none: anybody's
+  std::unordered_map<uint32_t, uint32_t> leased_copies;  ///< by segment; that many cannot leave it
+  std::vector<ColdRecord> to_erase;                      ///< places given up since the last erase job
   TailPool tails;
   Circuit circuit;  ///< of writes: a full disk can still be read
   Circuit reads{kReadFailuresToOpen};
@@ -86,6 +89,7 @@ struct Tier {
 
   bool host() const { return arenas != nullptr; }
   uint64_t used_bytes() const { return host() ? arenas->used_bytes() : segments->live_bytes(); }
+  bool TakesBlocksOf(TenantId who) const { return !tenant || *tenant == who; }
 };
 
 /// The copies of all blocks: their states, pins and places. The only code that changes them, so that bytes,

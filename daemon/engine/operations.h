@@ -210,6 +210,7 @@ struct Session {
   std::unordered_map<TicketId, Ticket> tickets;
   std::deque<TicketId> done_tickets;
   std::array<uint64_t, kMaxTiers> pinned_bytes{};
+  std::array<bool, kMaxTiers> maps{};  ///< cold tiers that it reads by itself
 };
 
 /// What a completion is for.

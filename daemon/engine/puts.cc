@@ -20,7 +20,7 @@ Status EngineImpl::CheckPut(const Put& c) {
   KVTIER_TRY(CheckModel(*session, c.model));
   if (c.blocks.empty()) return Status(Code::kInvalidArgument, "a put of no blocks");
   if (c.blocks.size() > kMaxKeysPerCall) return Status(Code::kInvalidArgument, "too many blocks");
-  if (c.durability == Durability::kDurable && !PersistentTier()) {
+  if (c.durability == Durability::kDurable && !PersistentTier(session->tenant)) {
     return Status(Code::kFailedPrecondition, "there is no persistent tier for a durable put");
   }
   if (c.floor > MostExact(models_.at(c.model).spec.dtype)) {
@@ -257,8 +257,8 @@ void EngineImpl::RemoveSuperseded(EntryId by, const std::vector<Key>& keys) {
 }
 
 void EngineImpl::StartPersist(PutOp& op, uint32_t index, EntryId id) {
-  const TierId tier = *PersistentTier();
   const Entry& entry = table_.at(id);
+  const TierId tier = *PersistentTier(entry.tenant);
   for (const Tier& one : ladder_.tiers()) {
     if (!one.host() && one.options.persistent && entry.Has(one.id.value)) return;  // durable already
   }

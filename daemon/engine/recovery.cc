@@ -5,9 +5,13 @@
 namespace kvtier {
 
 void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
+  for (Tier& tier : ladder_.tiers()) {
+    if (!tier.options.tenant.empty()) tier.tenant = models_.Tenant(tier.options.tenant).value();
+  }
   for (size_t i = 0; i < recovery.size(); ++i) {
     Tier& tier = ladder_.tiers()[i];
     if (tier.host()) continue;
+    tier.segments->StartAt(recovery[i].least_sequence);
     for (const ModelRecord& record : recovery[i].models) RecoverModel(tier, record);
     for (const RecoveredSegment& segment : recovery[i].segments) tier.segments->Recover(segment);
     for (const RecoveredBlock& record : recovery[i].blocks) RecoverBlock(tier, record);
@@ -45,7 +49,8 @@ void EngineImpl::RecoverBlock(Tier& tier, const RecoveredBlock& record) {
   const bool fits = model != nullptr && FindCodec(record.codec) != nullptr &&
                     identity.shape == ShapeOf(model->spec, identity.first_position, identity.shape.tokens) &&
                     identity.first_position % model->spec.tokens_per_block == 0 &&
-                    FindCodec(record.codec)->precision >= record.meta.floor;
+                    FindCodec(record.codec)->precision >= record.meta.floor &&
+                    tier.TakesBlocksOf(model->tenant);
   if (!fits) {
     metrics_.namespace_mismatches.Add();
     return;

@@ -2,6 +2,7 @@
 
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
+#include "tiers/cxl_format.h"
 
 namespace kvtier {
 
@@ -84,7 +85,18 @@ bool EngineImpl::Handle(CloseSession& c) {
   return true;
 }
 
+bool EngineImpl::Handle(StoreMapped& c) {
+  Session* session = FindSession(c.session);
+  if (session == nullptr || c.tier.value >= ladder_.tiers().size()) return true;
+  session->maps[c.tier.value] = ladder_.at(c.tier).tenant == session->tenant;
+  return true;
+}
+
 bool EngineImpl::Handle(ArenaUnmapped& c) {
+  for (const Tier& tier : ladder_.tiers()) {
+    Session* session = c.arena == StoreArenaId(tier.id) ? FindSession(c.session) : nullptr;
+    if (session != nullptr) session->maps[tier.id.value] = false;
+  }
   OnArenaUnmapped(c.session, c.arena);
   return true;
 }
@@ -120,7 +132,7 @@ void EngineImpl::PersistModel(ModelId id) {
   Model& model = models_.at(id);
   for (const Tier& tier : ladder_.tiers()) {
     Persisted& persisted = model.persisted[tier.id.value];
-    if (tier.host() || persisted != Persisted::kNo) continue;
+    if (tier.host() || persisted != Persisted::kNo || !tier.TakesBlocksOf(model.tenant)) continue;
     persisted = Persisted::kOrdered;
     EnqueueCold(
         {.kind = PendingJob::Kind::kPutModel, .tier = tier.id, .model = id},

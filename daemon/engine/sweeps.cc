@@ -77,13 +77,14 @@ void EngineImpl::SweepRow(SweepOp& op, EntryId id) {
       ++op.in_flight;
       return VerifyCopy(op.tier, id, op.id);
     case SweepOp::Kind::kDrain: {
-      if (!entry.Stored() || table_.copy(entry, op.tier).state != CopyState::kAbsent) return;
+      const std::optional<TierId> to = PersistentTier(entry.tenant);
+      if (!to || !entry.Stored() || table_.copy(entry, *to).state != CopyState::kAbsent) return;
       const TierId source = BestSource(entry);
-      if (!CouldTake(ladder_.at(op.tier), entry, source, Purpose::kPersist)) return;
+      if (!CouldTake(ladder_.at(*to), entry, source, Purpose::kPersist)) return;
       StartTransfer({.entry = id,
                      .purpose = Purpose::kPersist,
                      .from = source,
-                     .to = op.tier,
+                     .to = *to,
                      .deadline = now_ + kBackgroundDeadline,
                      .staged = std::nullopt,
                      .waiter = Waiter{Waiter::Kind::kSweep, op.id}});

@@ -71,6 +71,7 @@ bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<Tie
                            Purpose purpose) const {
   if (transfers_.size() >= kMaxTransfers) return false;
   if (from && !ladder_.at(*from).reads.Allows(now_)) return false;
+  if (!to.TakesBlocksOf(entry.tenant)) return false;
   const Target target = TargetFor(entry, from, to, purpose, Precision::kNone);
   if (to.host())
     return to.arenas->CouldFit(ladder_.ClassOf(entry, target.codec->id, target.image_bytes).slot_bytes);
@@ -79,9 +80,10 @@ bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<Tie
          to.segments->CouldFit(ColdRecordBytes(target.image_bytes));
 }
 
-std::optional<TierId> EngineImpl::PersistentTier() const {
+std::optional<TierId> EngineImpl::PersistentTier(std::optional<TenantId> tenant) const {
   for (const Tier& tier : ladder_.tiers()) {
-    if (!tier.host() && tier.options.persistent) return tier.id;
+    if (tier.host() || !tier.options.persistent) continue;
+    if (!tenant || tier.TakesBlocksOf(*tenant)) return tier.id;
   }
   return std::nullopt;
 }

@@ -43,7 +43,7 @@ class LadderFixture {
     return harness.LookupKeys(session, model, harness.ChainKeysOf(first, count))->run.size();
   }
   uint64_t OwnerAt(const Place& place) {
-    const auto image = harness.fake().At(place);
+    const auto image = harness.fake().At(harness.PlaceIn(place));
     return image ? image->owner : 0;
   }
   std::vector<TierStats> TierNumbers() { return harness.Call<StatsReply>(Stats{})->tiers; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tiers/cxl_format.h"
+
 namespace kvtier {
 namespace {
 
@@ -33,6 +35,15 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
     if (!options_.roomy && options_.seed % 4 == 3) {
       cold.admission = {.by_frequency = true, .write_bytes_per_day = 24 * kKiB * kKiB};
     }
+  }
+  if (options_.mapped_store) {
+    TierOptions cxl = ColdTier("cxl", kCxlMetaBytes + (6 + Random(4)) * 32 * kKiB, 32 * kKiB, CodecId::kKv2p);
+    cxl.kind = MediumKind::kCxl;
+    cxl.tenant = "uid:1";
+    cxl.rewrite_share = Chance(50) ? 0.5 : 0;
+    const auto nvme = std::ranges::find(harness.tiers, MediumKind::kNvme, &TierOptions::kind);
+    cxl_ = TierId{static_cast<uint8_t>(nvme - harness.tiers.begin())};
+    harness.tiers.insert(nvme, std::move(cxl));
   }
   harness.limits.lease_share = 0.25 + 0.1 * static_cast<double>(Random(6));
   harness.limits.jobs_in_flight = static_cast<uint32_t>(2 + Random(40));
@@ -162,6 +173,8 @@ void Simulation::OpenClient() {
   client.tenant = Chance(50) ? "uid:1" : "uid:2";
   client.id = harness_->Open(next_session_++, client.tenant);
   for (const ModelSpec& spec : specs_) client.models.push_back(harness_->Register(client.id, spec));
+  // Not all of them: an older library asks for arenas.
+  if (cxl_ && client.tenant == "uid:1" && Chance(80)) harness_->MapStore(client.id, *cxl_);
   clients_.push_back(std::move(client));
 }
 

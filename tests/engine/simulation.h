@@ -20,6 +20,8 @@ struct SimulationOptions {
   bool roomy = false;
   /// Plant the defect that failed moves are published.
   bool publish_failed_moves = false;
+  /// A CXL tier for the first tenant, whose sessions read it in place.
+  bool mapped_store = false;
 };
 
 /// Random requests of several sessions of two tenants against an engine on a fake ladder, whose jobs end
@@ -33,6 +35,8 @@ class Simulation {
   /// What went wrong first; nothing when all held.
   std::optional<std::string> Run();
   uint64_t acquired() const { return acquired_; }
+  /// Of those, where they stand on a cold tier.
+  uint64_t read_in_place() const { return read_in_place_; }
   uint64_t restarts() const { return restarts_; }
   const Metrics& metrics() { return harness_->metrics(); }
 
@@ -130,6 +134,8 @@ class Simulation {
   uint64_t removed_any_ = 0;  ///< the last command that removed anything; the maximum while one is at it
   uint32_t clearing_ = 0;     ///< commands that clear a namespace and are not answered
   uint64_t pending_replies_ = 0;
+  std::optional<TierId> cxl_;  ///< that the first tenant maps
+  uint64_t read_in_place_ = 0;
   uint64_t acquired_ = 0;
   uint64_t restarts_ = 0;
   uint64_t stored_at_boot_ = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "tests/engine/simulation.h"
+#include "tiers/cxl_format.h"
 
 namespace kvtier {
 
@@ -67,7 +68,9 @@ void Simulation::OnAcquireReply(const std::string& tenant, SessionId session, ui
   HeldLease held{.session = session, .expires = reply->expires, .blocks = {}};
   for (const auto* blocks : {&reply->run, &reply->tails}) {
     for (const AcquiredBlock& block : *blocks) {
-      held.blocks.emplace_back(block.place, harness_->fake().At(block.place)->owner);
+      const Place place = harness_->PlaceIn(block.place);
+      read_in_place_ += place != block.place;
+      held.blocks.emplace_back(place, harness_->fake().At(place)->owner);
     }
   }
   leases_[{session.value, lease}] = std::move(held);
@@ -75,7 +78,7 @@ void Simulation::OnAcquireReply(const std::string& tenant, SessionId session, ui
 
 void Simulation::CheckAcquired(const std::string& tenant, SessionId session, uint64_t sent, const Key& key,
                                const AcquiredBlock& block, Precision least) {
-  const auto image = harness_->fake().At(block.place);
+  const auto image = harness_->fake().At(harness_->PlaceIn(block.place));
   if (!image) return Violate("an acquired place holds no image of its epoch");
   if (block.key != key || image->key != key) return Violate("an acquired block is another block");
   if (image->codec != block.codec) return Violate("an acquired block has another codec than said");
@@ -118,6 +121,7 @@ void Simulation::CheckArenas() {
   }
   for (const Client& client : clients_) {
     for (const uint32_t arena : harness_->mapped(client.id)) {
+      if (cxl_ && arena == StoreArenaId(*cxl_).value) continue;
       const auto found = harness_->fake().arenas().find(arena);
       if (found == harness_->fake().arenas().end()) {
         Violate("an arena was destroyed while a session had it mapped");

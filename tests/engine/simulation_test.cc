@@ -31,6 +31,18 @@ TEST(Simulation, NothingAcknowledgedIsLostInRoomyTiers) {
   }
 }
 
+TEST(Simulation, NothingWrongIsReadInAStoreThatClientsMap) {
+  uint64_t read_in_place = 0;
+  for (uint64_t seed = 1; seed <= Seeds() && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Simulation simulation({.seed = seed, .mapped_store = true});
+    const std::optional<std::string> violation = simulation.Run();
+    EXPECT_FALSE(violation.has_value()) << *violation;
+    read_in_place += simulation.read_in_place();
+  }
+  EXPECT_GT(read_in_place, Seeds());
+}
+
 TEST(Simulation, GivesTheSameForTheSameSeed) {
   Simulation first({.seed = 3, .steps = 3000}), second({.seed = 3, .steps = 3000});
   first.Run();

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "tiers/cxl_format.h"
+
 namespace kvtier {
 
 TierOptions HostTier(std::string name, uint64_t capacity_bytes, CodecId codec) {
@@ -225,6 +227,21 @@ void EngineHarness::OnArenaPublished(const ArenaSpec& arena) {
   for (const auto& [session, tenant] : tenants_) {
     if (tenant == arena.tenant) mapped_[session].insert(arena.id.value);
   }
+}
+
+void EngineHarness::MapStore(SessionId session, TierId tier) {
+  mapped_[session].insert(StoreArenaId(tier).value);
+  Send(StoreMapped{session, tier});
+}
+
+Place EngineHarness::PlaceIn(const Place& place) const {
+  if (place.container != StoreArenaId(place.tier).value) return place;
+  Place record = place;
+  record.container = place.slot;
+  record.slot = 0;
+  record.offset -= CxlSegmentOffset(place.slot, options_.tiers[place.tier.value].segment_bytes);
+  record.offset -= kColdRecordHeaderBytes;
+  return record;
 }
 
 void EngineHarness::OnSessionArena(SessionId session, const ArenaSpec& arena) {

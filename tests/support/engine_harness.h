@@ -99,6 +99,10 @@ class EngineHarness final : public EngineEvents {
   }
 
   SessionId Open(uint64_t session, const std::string& tenant = "uid:1000");
+  /// The session says that it has mapped the memory of a cold tier.
+  void MapStore(SessionId session, TierId tier);
+  /// Where the fake ladder has what a client finds at `place`.
+  Place PlaceIn(const Place& place) const;
   ModelId Register(SessionId session, const ModelSpec& spec);
   /// A put of blocks `first`.. `first + count - 1` of one chain, each owned by its number.
   Result<PutReply> PutChain(SessionId session, ModelId model, const ModelSpec& spec, uint64_t first,
