@@ -2,7 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
-#include "tiers/cxl_store.h"
+#include <algorithm>
+
+#include "daemon/policy/model_spec.h"
 #include "tiers/place.h"
 
 namespace kvtier {
@@ -88,18 +90,58 @@ std::string PlacementText(const TierConfig& tier, const CxlTarget& target, const
   return text;
 }
 
+/// Memory that is cut, or whose disk fails, ends the process that reads it: no client may meet that by
+/// accident. A plain file has to be asked for by name.
+bool MayBeMapped(const TierConfig& tier, const CxlMapping& mapping) {
+  return !tier.mapped_by.empty() && (mapping.kind() != CxlKind::kFile || tier.cxl_source == CxlKind::kFile);
+}
+
+/// Decides, once it is known what the store holds, whether clients map it.
+void DecideSharing(const TierConfig& tier, ColdTier& opened) {
+  const auto through_dram = [&](const std::string& why) {
+    spdlog::warn("tier {}: clients do not map it but read through DRAM: {}", tier.name, why);
+    opened.shared.reset();
+  };
+  if (tier.mapped_by.empty()) {
+    if (!opened.tenant.empty())
+      through_dram("mapped_by is not set; it takes blocks of " + opened.tenant + " alone");
+    return;
+  }
+  if (!opened.shared)
+    return through_dram("a file can be cut while it is read; source = \"file\" asks for it all the same");
+  if (opened.tenant != tier.mapped_by) {
+    return through_dram("it was made for " + (opened.tenant.empty() ? "everybody" : opened.tenant) +
+                        "; to make it anew give it a new file, or zero its first 128 KiB");
+  }
+  const bool alone = std::ranges::all_of(opened.recovery.models, [&](const ModelRecord& record) {
+    const Result<StoredModel> model = ParseModel(record.fields);
+    return model.ok() && model->tenant == tier.mapped_by;
+  });
+  if (!alone) return through_dram("it holds models of others");
+  opened.description += ", mapped by clients of " + tier.mapped_by;
+}
+
 Result<ColdTier> OpenCxl(const TierConfig& tier, TierId id, Metrics& metrics) {
   const CxlRequest request = RequestOf(tier);
   KVTIER_ASSIGN(const CxlTarget target, ResolveCxl(request, CxlSystem{}));
-  const CxlStoreOptions options{
-      .tier = id, .capacity_bytes = request.bytes, .segment_bytes = tier.segment_bytes};
+  CxlStoreOptions options{.tier = id, .capacity_bytes = request.bytes, .segment_bytes = tier.segment_bytes};
   KVTIER_ASSIGN(std::unique_ptr<CxlMapping> mapping, MapForCxlStore(options, target));
   const NumaPlacement placement = mapping->Placement();
   metrics.tier[id.value].numa_node.Set(placement.sampled > 0 ? placement.node : -1);
   ColdTier opened;
   opened.description = "cxl " + (target.path.empty() ? "" : target.path + ", ") + mapping->Describe() +
                        PlacementText(tier, target, placement);
-  KVTIER_ASSIGN(opened.store, CxlStore::Make(options, std::move(mapping)));
+  const bool may_be_mapped = MayBeMapped(tier, *mapping);
+  if (may_be_mapped) {
+    options.tenant = tier.mapped_by;
+    SharedMemory& shared = opened.shared.emplace();
+    shared.bytes = mapping->mapped_bytes();
+    KVTIER_ASSIGN(shared.descriptor, mapping->OpenReadOnly());
+  }
+  KVTIER_ASSIGN(std::unique_ptr<CxlStore> store, CxlStore::Make(options, std::move(mapping)));
+  opened.tenant = store->tenant();
+  if (opened.shared) opened.shared->store = store.get();
+  opened.store = std::move(store);
   if (!opened.store->persistent()) {
     spdlog::warn("tier {}: its memory is not persistent: a power cut empties it, durable puts go below",
                  tier.name);
@@ -118,6 +160,7 @@ Result<ColdTier> OpenColdTier(const TierConfig& tier, TierId id, Metrics& metric
   Result<ColdTier> opened = is_cxl ? OpenCxl(tier, id, metrics) : OpenNvme(tier, id, metrics);
   if (!opened.ok()) return opened.status().WithContext("tier " + tier.name);
   KVTIER_ASSIGN(opened->recovery, opened->store->Recover());
+  if (is_cxl) DecideSharing(tier, *opened);
   metrics.tier[id.value].persistent.Set(opened->store->persistent() ? 1 : 0);
   const ColdRecovery& recovery = opened->recovery;
   spdlog::info("tier {}: {} blocks of {} models found in {} ({} records dropped)", tier.name,
@@ -125,6 +168,23 @@ Result<ColdTier> OpenColdTier(const TierConfig& tier, TierId id, Metrics& metric
   TellAboutDamage(tier, recovery);
   metrics.cold_recovery_dropped.Add(recovery.dropped_records);
   return opened;
+}
+
+std::vector<SharedStore> SharedStores(const std::vector<TierConfig>& tiers,
+                                      const std::vector<ColdTier>& opened) {
+  std::vector<SharedStore> stores;
+  for (size_t i = 0; i < opened.size(); ++i) {
+    const ColdTier& tier = opened[i];
+    if (!tier.shared) continue;
+    stores.push_back({.tier = TierId{static_cast<uint8_t>(i)},
+                      .tenant = tier.tenant,
+                      .descriptor = tier.shared->descriptor.get(),
+                      .bytes = tier.shared->bytes,
+                      .segments = CxlSegmentLimit(tier.store->allocated_bytes(), tiers[i].segment_bytes),
+                      .segment_bytes = tiers[i].segment_bytes,
+                      .uuid = tier.shared->store->uuid()});
+  }
+  return stores;
 }
 
 }  // namespace kvtier

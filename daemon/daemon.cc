@@ -105,6 +105,7 @@ class DaemonImpl final : public Daemon {
 
   void Supervise() override {
     TellAboutCircuits();
+    WithdrawLostMemory();
     TellAboutThreads();
   }
 
@@ -158,6 +159,17 @@ class DaemonImpl final : public Daemon {
       } else {
         spdlog::info("tier {}: takes writes again", tiers_[i].name);
       }
+    }
+  }
+
+  /// Where this process found bytes lost, a client would end on them.
+  void WithdrawLostMemory() {
+    for (size_t i = 0; i < cold_tiers_.size(); ++i) {
+      const std::optional<SharedMemory>& shared = cold_tiers_[i].shared;
+      if (!shared || store_withdrawn_[i] || !shared->store->lost()) continue;
+      store_withdrawn_[i] = true;
+      spdlog::error("tier {}: the memory lost bytes: clients have to unmap it", tiers_[i].name);
+      sessions_->WithdrawStore(TierId{static_cast<uint8_t>(i)});
     }
   }
 
@@ -234,6 +246,7 @@ class DaemonImpl final : public Daemon {
         one.medium = cold_tiers_[i].store.get();
         one.persistent = store->persistent();
         one.description = cold_tiers_[i].description;
+        one.tenant = cold_tiers_[i].tenant;
       }
       options.tiers.push_back(std::move(one));
     }
@@ -274,7 +287,8 @@ class DaemonImpl final : public Daemon {
                              .registry = registry_,
                              .arena_descriptor = [this](ArenaId arena) { return arenas_.Descriptor(arena); },
                              .metrics = metrics_,
-                             .clock = clock_}));
+                             .clock = clock_,
+                             .stores = SharedStores(tiers_, cold_tiers_)}));
     EngineOptions options = MakeEngineOptions();
     std::vector<ColdRecovery> recovery;
     for (ColdTier& tier : cold_tiers_) recovery.push_back(std::move(tier.recovery));
@@ -419,6 +433,7 @@ class DaemonImpl final : public Daemon {
   std::atomic<bool> ready_{false};
   std::string last_problem_;
   std::array<bool, kMaxTiers> circuit_was_open_{};
+  std::array<bool, kMaxTiers> store_withdrawn_{};
   std::unique_ptr<Exporter> exporter_;
 };
 

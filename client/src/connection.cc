@@ -111,7 +111,7 @@ void Connection::Serve(int stop_fd) {
     ::poll(waits.data(), waits.size(), -1);
     if (waits[2].revents != 0) break;
     if (!HandleMessages()) break;
-    SendUnmapped();
+    SendAnswers();
   }
   alive_.store(false, std::memory_order_release);
   socket_.Shutdown();
@@ -126,6 +126,7 @@ bool Connection::HandleMessages() {
     if (!received->has_value()) return true;
     const SessionMessage& message = **received;
     if (message.body.has_offer()) HandleOffer(message.body.offer(), message.descriptor);
+    if (message.body.has_store()) HandleOffer(message.body.store(), message.descriptor);
     if (message.body.has_retire()) arenas_.Retire(message.body.retire().arena());
   }
 }
@@ -136,14 +137,19 @@ void Connection::HandleOffer(const v1::ArenaOffer& offer, const UniqueFd& descri
   if (arena.ok()) (*arena)->Prefault();
 }
 
-void Connection::SendUnmapped() {
-  const std::vector<uint32_t> fresh = unmapped_->TakeAll();
-  unsent_.insert(unsent_.end(), fresh.begin(), fresh.end());
+void Connection::HandleOffer(const v1::StoreOffer& offer, const UniqueFd& descriptor) {
+  // Unless it says that it is mapped, the daemon brings its blocks into arenas.
+  if (!arenas_.AddStore(offer, descriptor.get()).ok()) return;
+  unsent_.emplace_back().mutable_mapped()->set_arena(offer.arena());
+}
+
+void Connection::SendAnswers() {
+  for (const uint32_t arena : unmapped_->TakeAll()) {
+    unsent_.emplace_back().mutable_unmapped()->set_arena(arena);
+  }
   while (!unsent_.empty()) {
-    v1::ClientMessage message;
-    message.mutable_unmapped()->set_arena(unsent_.back());
-    if (!socket_.TrySend(message)) return;
-    unsent_.pop_back();
+    if (!socket_.TrySend(unsent_.front())) return;
+    unsent_.pop_front();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -82,13 +83,14 @@ class Connection {
   /// False when the session is over.
   bool HandleMessages();
   void HandleOffer(const v1::ArenaOffer& offer, const UniqueFd& descriptor);
-  void SendUnmapped();
+  void HandleOffer(const v1::StoreOffer& offer, const UniqueFd& descriptor);
+  void SendAnswers();
 
   SessionSocket socket_;
   const v1::Welcome welcome_;
   std::atomic<bool> alive_ = true;
   std::shared_ptr<UnmappedQueue> unmapped_;
-  std::vector<uint32_t> unsent_;  ///< session thread only
+  std::deque<v1::ClientMessage> unsent_;  ///< session thread only
   ArenaMap arenas_;
   StagingPool staging_;
   std::atomic<uint64_t> next_id_ = 1;

@@ -78,6 +78,7 @@ Result<SessionSocket> SessionSocket::Connect(const std::string& path, const std:
   message.mutable_hello()->set_min_protocol(kProtocol);
   message.mutable_hello()->set_max_protocol(kProtocol);
   message.mutable_hello()->set_client_name(client_name);
+  message.mutable_hello()->set_maps_stores(true);
   if (!socket.TrySend(message))
     return Status(Code::kUnavailable, "the session socket at " + path + " takes no hello");
   return socket;

@@ -241,6 +241,8 @@ void ReadCxlKeys(Section& section, TierConfig& tier) {
   }
   const char* key = section.Has("numa_node") ? "numa_node" : section.Has("source") ? "source" : "path";
   section.Check(key, CheckCxlPlace(tier));
+  section.Text("mapped_by", tier.mapped_by);
+  if (!tier.mapped_by.empty()) section.Check("mapped_by", CheckTenant(tier.mapped_by));
 }
 
 Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {

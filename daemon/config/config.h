@@ -42,6 +42,7 @@ struct TierConfig {
   bool keep_tails = true;               ///< nvme: tails = "while_room"
   CxlKind cxl_source = CxlKind::kAuto;  ///< cxl, as is all below
   std::optional<uint32_t> numa_node;
+  std::string mapped_by;  ///< tenant whose clients map the memory; empty: nobody
 };
 
 struct LimitsConfig {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "daemon/config/units.h"
 #include "tiers/place.h"
@@ -117,6 +118,17 @@ Status CheckCxlPlace(const TierConfig& tier) {
   }
   if (tier.cxl_source == CxlKind::kFile && tier.path.empty()) return Invalid("a file needs a path");
   return Status::Ok();
+}
+
+Status CheckTenant(std::string_view tenant) {
+  constexpr std::string_view kUid = "uid:";
+  const std::string_view digits = tenant.starts_with(kUid) ? tenant.substr(kUid.size()) : "";
+  uint32_t uid = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), uid);
+  const bool is_uid = error == std::errc() && end == digits.data() + digits.size();
+  // One spelling only: it is compared as text.
+  if (is_uid && std::to_string(uid) == digits) return Status::Ok();
+  return Invalid("must be a tenant: \"uid:\" and the number of a user");
 }
 
 Status CheckTails(std::string_view tails) {

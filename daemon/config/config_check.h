@@ -22,6 +22,8 @@ Result<MediumKind> ParseColdMedium(std::string_view medium);
 Result<CxlKind> ParseCxlSource(std::string_view source);
 /// Which of path and NUMA node goes with which source.
 Status CheckCxlPlace(const TierConfig& tier);
+/// The name of a tenant, as sessions have it.
+Status CheckTenant(std::string_view tenant);
 Status CheckTails(std::string_view tails);
 Status CheckAdmission(std::string_view admission);
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes);

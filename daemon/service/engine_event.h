@@ -23,7 +23,11 @@ struct ArenaRetiredEvent {
   ArenaId arena;
   TenantId tenant;
 };
-using EngineEvent =
-    std::variant<SessionOpenedEvent, ArenaPublishedEvent, SessionArenaEvent, ArenaRetiredEvent>;
+/// From the main thread.
+struct StoreWithdrawnEvent {
+  TierId tier;
+};
+using EngineEvent = std::variant<SessionOpenedEvent, ArenaPublishedEvent, SessionArenaEvent,
+                                 ArenaRetiredEvent, StoreWithdrawnEvent>;
 
 }  // namespace kvtier

@@ -20,10 +20,14 @@ struct SessionConnection {
     kOpening,  ///< the engine is opening the session
     kOpen,     ///< welcomed
   };
-  enum class ArenaState : uint8_t { kOffered, kRetired };
+  enum class ArenaState : uint8_t {
+    kOffered,
+    kMapped,  ///< a store, and it said so
+    kRetired
+  };
   /// A datagram that waits for room in the socket, with the descriptor that goes with it.
   struct Outgoing {
-    enum class Attach : uint8_t { kNothing, kStaging, kArena } attach = Attach::kNothing;
+    enum class Attach : uint8_t { kNothing, kStaging, kArena, kStore } attach = Attach::kNothing;
     ArenaId arena;
     std::string bytes;
   };
@@ -36,6 +40,7 @@ struct SessionConnection {
   std::shared_ptr<ClientSession> session;  ///< from the hello on
   TenantId tenant;                         ///< once open
   SessionToken token{};
+  bool maps_stores = false;
   UniqueFd staging;  ///< until the welcome is sent
   std::unordered_map<ArenaId, ArenaState> arenas;
   std::deque<Outgoing> outbox;

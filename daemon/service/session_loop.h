@@ -3,6 +3,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <set>
 #include <unordered_map>
 
 #include "daemon/service/engine_event.h"
@@ -49,7 +50,8 @@ class SessionLoop {
   bool HandleDatagram(Serial serial, SessionConnection& connection, std::string_view bytes);
   bool HandleHello(Serial serial, SessionConnection& connection, const v1::Hello& hello);
   Status Admit(Serial serial, SessionConnection& connection, const v1::Hello& hello);
-  bool HandleUnmapped(SessionConnection& connection, ArenaId arena);
+  Status HandleMapped(SessionConnection& connection, ArenaId store);
+  Status HandleUnmapped(SessionConnection& connection, ArenaId arena);
   /// Says why, counts it, and closes. Always false, for "return Refuse(...)".
   bool Refuse(Serial serial, const Status& why);
 
@@ -58,8 +60,10 @@ class SessionLoop {
   void Handle(const ArenaPublishedEvent& event);
   void Handle(const SessionArenaEvent& event);
   void Handle(const ArenaRetiredEvent& event);
+  void Handle(const StoreWithdrawnEvent& event);
   void Welcome(Serial serial, SessionConnection& connection);
   void Offer(SessionConnection& connection, const ArenaSpec& arena);
+  void Offer(SessionConnection& connection, const SharedStore& store);
   void Retire(SessionConnection& connection, ArenaId arena);
 
   void Queue(SessionConnection& connection, const v1::DaemonMessage& message,
@@ -92,7 +96,9 @@ class SessionLoop {
   uint32_t waiting_for_hello_ = 0;
   std::unordered_map<Serial, std::unique_ptr<SessionConnection>> connections_;
   std::unordered_map<SessionId, Serial> by_session_;
-  /// At most one CloseSession a session and one acknowledgement for each arena retired to it.
+  std::set<ArenaId> withdrawn_;  ///< stores
+  /// At most one CloseSession a session and one acknowledgement for each arena retired to it; of a store one
+  /// that it is mapped, and two that it no longer is.
   std::deque<Command> owed_;
 };
 

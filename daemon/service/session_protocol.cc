@@ -7,6 +7,7 @@
 
 #include "daemon/service/session_loop.h"
 #include "proto/session.pb.h"
+#include "tiers/cxl_format.h"
 
 /// The half of SessionLoop that speaks proto/session.proto.
 namespace kvtier {
@@ -49,13 +50,10 @@ bool SessionLoop::HandleDatagram(Serial serial, SessionConnection& connection, s
                                                                : "not a message of an open session"));
   }
   if (first) return HandleHello(serial, connection, message.hello());
-  if (message.body_case() != v1::ClientMessage::kUnmapped) {
-    return Refuse(serial, Status(Code::kInvalidArgument, "empty message"));
-  }
-  if (!HandleUnmapped(connection, ArenaId{message.unmapped().arena()})) {
-    return Refuse(serial, Status(Code::kInvalidArgument, "acknowledged an arena that was not retired"));
-  }
-  return true;
+  Status taken(Code::kInvalidArgument, "empty message");
+  if (message.has_unmapped()) taken = HandleUnmapped(connection, ArenaId{message.unmapped().arena()});
+  if (message.has_mapped()) taken = HandleMapped(connection, ArenaId{message.mapped().arena()});
+  return taken.ok() || Refuse(serial, taken);
 }
 
 bool SessionLoop::HandleHello(Serial serial, SessionConnection& connection, const v1::Hello& hello) {
@@ -101,6 +99,7 @@ Status SessionLoop::Admit(Serial serial, SessionConnection& connection, const v1
   if (connection.process.valid()) Watch(connection.process.get(), EPOLLIN, ProcessTag(serial));
   connection.staging = std::move(staging.descriptor);
   connection.session = std::move(session);
+  connection.maps_stores = hello.maps_stores();
   connection.state = SessionConnection::State::kOpening;
   --waiting_for_hello_;
   by_session_.emplace(connection.session->id, serial);
@@ -109,15 +108,29 @@ Status SessionLoop::Admit(Serial serial, SessionConnection& connection, const v1
   return Status::Ok();
 }
 
-bool SessionLoop::HandleUnmapped(SessionConnection& connection, ArenaId arena) {
+Status SessionLoop::HandleMapped(SessionConnection& connection, ArenaId store) {
+  const auto found = connection.arenas.find(store);
+  for (const SharedStore& one : deps_.stores) {
+    if (found == connection.arenas.end() || StoreArenaId(one.tier) != store) continue;
+    if (found->second == SessionConnection::ArenaState::kRetired) return Status::Ok();  // withdrawn meanwhile
+    if (found->second == SessionConnection::ArenaState::kMapped) break;
+    found->second = SessionConnection::ArenaState::kMapped;
+    Owe(StoreMapped{.session = connection.session->id, .tier = one.tier});
+    return Status::Ok();
+  }
+  return Status(Code::kInvalidArgument, "mapped a store that was not offered, or twice");
+}
+
+Status SessionLoop::HandleUnmapped(SessionConnection& connection, ArenaId arena) {
   // Only what this client was told to unmap: an early acknowledgement could free memory that is still being
   // offered.
   const auto found = connection.arenas.find(arena);
-  if (found == connection.arenas.end() || found->second != SessionConnection::ArenaState::kRetired)
-    return false;
+  if (found == connection.arenas.end() || found->second != SessionConnection::ArenaState::kRetired) {
+    return Status(Code::kInvalidArgument, "acknowledged an arena that was not retired");
+  }
   connection.arenas.erase(found);
   Owe(ArenaUnmapped{.session = connection.session->id, .arena = arena});
-  return true;
+  return Status::Ok();
 }
 
 bool SessionLoop::Refuse(Serial serial, const Status& why) {
@@ -175,6 +188,10 @@ void SessionLoop::Welcome(Serial serial, SessionConnection& connection) {
   offers.swap(connection.outbox);
   Queue(connection, message, Attach::kStaging, ArenaId{});
   for (SessionConnection::Outgoing& offer : offers) connection.outbox.push_back(std::move(offer));
+  for (const SharedStore& store : deps_.stores) {
+    const bool for_it = connection.maps_stores && store.tenant == session->tenant_name;
+    if (for_it && !withdrawn_.contains(StoreArenaId(store.tier))) Offer(connection, store);
+  }
   FlushOrClose(serial);
 }
 
@@ -216,6 +233,31 @@ void SessionLoop::Offer(SessionConnection& connection, const ArenaSpec& arena) {
   Queue(connection, message, Attach::kArena, arena.id);
 }
 
+void SessionLoop::Offer(SessionConnection& connection, const SharedStore& store) {
+  const ArenaId id = StoreArenaId(store.tier);
+  v1::DaemonMessage message;
+  v1::StoreOffer& offer = *message.mutable_store();
+  offer.set_arena(id.value);
+  offer.set_bytes(store.bytes);
+  offer.set_segments(store.segments);
+  offer.set_segment_bytes(store.segment_bytes);
+  offer.set_first_segment(kCxlMetaBytes);
+  offer.set_store_uuid(AsString(store.uuid));
+  connection.arenas.emplace(id, SessionConnection::ArenaState::kOffered);
+  Queue(connection, message, Attach::kStore, id);
+}
+
+void SessionLoop::Handle(const StoreWithdrawnEvent& event) {
+  const ArenaId store = StoreArenaId(event.tier);
+  if (!withdrawn_.insert(store).second) return;
+  // The engine stops at once to lease what stands there; then clients let go, each in its time.
+  for (const auto& [serial, connection] : connections_) {
+    if (!connection->arenas.contains(store)) continue;
+    Owe(ArenaUnmapped{.session = connection->session->id, .arena = store});
+  }
+  Handle(ArenaRetiredEvent{.arena = store, .tenant = {}});
+}
+
 void SessionLoop::Retire(SessionConnection& connection, ArenaId arena) {
   v1::DaemonMessage message;
   message.mutable_retire()->set_arena(arena.value);
@@ -237,6 +279,10 @@ bool SessionLoop::Flush(Serial serial, SessionConnection& connection) {
       const Result<int> arena = deps_.arena_descriptor(next.arena);
       if (!arena.ok()) return false;  // a client without it could not read; it comes back and is told anew
       attached = *arena;
+    }
+    for (const SharedStore& store : deps_.stores) {
+      if (next.attach == Attach::kStore && StoreArenaId(store.tier) == next.arena)
+        attached = store.descriptor;
     }
     const WireOutcome sent = SendDatagram(connection.socket.get(), next.bytes, attached);
     if (sent == WireOutcome::kAgain) break;

@@ -31,6 +31,7 @@ class SessionServerImpl final : public SessionServer {
     thread_.join();
     ::unlink(socket_path_.c_str());
   }
+  void WithdrawStore(TierId tier) override { loop_.Post(StoreWithdrawnEvent{.tier = tier}); }
   TimePoint last_beat() const override { return loop_.last_beat(); }
 
   void OnArenaPublished(const ArenaSpec& arena) override { loop_.Post(ArenaPublishedEvent{.arena = arena}); }

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "daemon/engine/command.h"
 #include "daemon/engine/engine.h"
@@ -10,8 +11,20 @@
 #include "monitoring/metrics.h"
 #include "tiers/base/bounded_queue.h"
 #include "tiers/base/clock.h"
+#include "tiers/cold_format.h"
 
 namespace kvtier {
+
+/// The memory of a cold tier that the clients of one tenant may map. Its segments start at kCxlMetaBytes.
+struct SharedStore {
+  TierId tier;
+  std::string tenant;   ///< by name
+  int descriptor = -1;  ///< open for reading alone; as long as the server lives
+  uint64_t bytes = 0;   ///< to be mapped
+  uint32_t segments = 0;
+  uint64_t segment_bytes = 0;
+  StoreUuid uuid{};
+};
 
 /// What a welcome tells the client.
 struct SessionLimits {
@@ -48,6 +61,7 @@ class SessionServer : public EngineEvents {
     std::function<Result<int>(ArenaId)> arena_descriptor;
     Metrics& metrics;
     const Clock& clock;
+    std::vector<SharedStore> stores = {};
   };
   /// Binds the socket. Errors: those of ListenSeqPacket.
   static Result<std::unique_ptr<SessionServer>> Make(SessionServerOptions options, Deps deps);
@@ -55,6 +69,8 @@ class SessionServer : public EngineEvents {
   virtual void Start() = 0;
   /// Ends every session (the engine is told) and the thread. Idempotent.
   virtual void Stop() = 0;
+  /// The memory of the tier can end who touches it: clients unmap it, and it is offered no more. Any thread.
+  virtual void WithdrawStore(TierId tier) = 0;
   /// When the thread last went round its loop, which it does twice a second at least.
   virtual TimePoint last_beat() const = 0;
 };

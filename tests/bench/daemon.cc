@@ -65,6 +65,11 @@ std::string Config(const DaemonOptions& daemon, const std::string& folder, uint1
   out << "[server]\nsocket = \"" << folder << "/kvtierd.sock\"\n"
       << "[tier.hot]\nmedium = \"host\"\ncapacity = " << daemon.hot_bytes << "\n";
   if (daemon.warm_bytes > 0) out << "[tier.warm]\ncapacity = " << daemon.warm_bytes << "\n";
+  if (daemon.cxl_bytes > 0) {
+    out << "[[tier.cold]]\nmedium = \"cxl\"\nsource = \"file\"\npath = \"" << folder
+        << "/cxl\"\ncapacity = " << daemon.cxl_bytes << "\n"
+        << daemon.cxl_keys;
+  }
   if (daemon.cold_bytes > 0) {
     out << "[[tier.cold]]\nmedium = \"nvme\"\npath = \"" << folder
         << "/cold\"\ntails = \"never\"\ncapacity = " << daemon.cold_bytes << "\n"

@@ -15,6 +15,8 @@ struct DaemonOptions {
   uint64_t warm_bytes = 0;  ///< 0: no such tier
   uint64_t cold_bytes = 0;
   std::string cold_keys = {};  ///< more lines of the cold tier's section
+  uint64_t cxl_bytes = 0;      ///< on a file in `folder`
+  std::string cxl_keys = {};   ///< more lines of that tier's section
   std::string folder = {};     ///< in which its own is made; empty: the system's temporary one
 };
 

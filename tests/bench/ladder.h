@@ -15,4 +15,8 @@ Status MeasureOverCapacity(const Options& options, Report& report);
 /// Calls to a daemon that was killed, and to one that hangs, end as misses by their deadline.
 Status MeasureDeadDaemon(const Options& options, Report& report);
 
+/// Acquire and fetch of blocks on a CXL tier whose memory the client maps, beside one that it reads through
+/// DRAM.
+Status MeasureMappedStore(const Options& options, Report& report);
+
 }  // namespace kvtier::bench

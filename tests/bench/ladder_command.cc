@@ -15,10 +15,8 @@ struct NamedPart {
   Part measure;
 };
 constexpr NamedPart kLadder[] = {
-    {"lookup", MeasureLookup},
-    {"copies", MeasureCopies},
-    {"capacity", MeasureOverCapacity},
-    {"dead", MeasureDeadDaemon},
+    {"lookup", MeasureLookup},   {"copies", MeasureCopies},      {"capacity", MeasureOverCapacity},
+    {"dead", MeasureDeadDaemon}, {"mapped", MeasureMappedStore},
 };
 
 struct Arguments {
@@ -48,7 +46,7 @@ void AddLadder(CLI::App& app, int& exit_status) {
   ladder->add_option("--kvtierd", arguments->options.kvtierd,
                      "The daemon's program (default: beside this one)");
   ladder->add_option("--only", arguments->only, "One part")
-      ->check(CLI::IsMember({"lookup", "copies", "capacity", "dead"}));
+      ->check(CLI::IsMember({"lookup", "copies", "capacity", "dead", "mapped"}));
   ladder->callback(
       [arguments, &exit_status] { exit_status = RunLadder(arguments->options, arguments->only); });
 

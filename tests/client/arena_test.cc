@@ -1,11 +1,15 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <thread>
 #include <vector>
 
 #include "client/src/arena_map.h"
+#include "client/src/attend.h"
+#include "tests/support/blocks.h"
 #include "tiers/arena_store.h"
 #include "tiers/base/memfd.h"
+#include "tiers/cxl_format.h"
 
 namespace kvtier::client {
 namespace {
@@ -87,6 +91,104 @@ TEST_F(ArenaMapTest, UnmapsARetiredArenaWhenItsLastReaderIsDone) {
   EXPECT_EQ(unmapped_, (std::vector<uint32_t>{1, 2}));
   map_.Retire(2);
   EXPECT_EQ(unmapped_.size(), 2u);
+}
+
+/// Two segments in a file, the second in its use number 9.
+class StoreMapTest : public ArenaMapTest {
+ protected:
+  static constexpr uint64_t kSegmentBytes = 512 << 10, kBytes = kCxlMetaBytes + 2 * kSegmentBytes;
+  static constexpr uint64_t kFirst = CxlSegmentOffset(1, kSegmentBytes);
+
+  StoreMapTest() {
+    offer_.set_arena(UINT32_MAX);
+    offer_.set_bytes(kBytes);
+    offer_.set_segments(2);
+    offer_.set_segment_bytes(kSegmentBytes);
+    offer_.set_first_segment(kCxlMetaBytes);
+    offer_.set_store_uuid(std::string(16, 'u'));
+    WriteHeader('u', 9);
+  }
+  void WriteHeader(char uuid, uint64_t sequence) {
+    StoreUuid bytes;
+    bytes.fill(static_cast<std::byte>(uuid));
+    const SegmentHeader header = MakeSegmentHeader(bytes, 1, sequence, kSegmentBytes);
+    std::memcpy(memory_.data() + kFirst, &header, sizeof(header));
+  }
+
+  UniqueFd file_ = std::move(MakeMemoryFile("store", kBytes)).value();
+  MappedMemory memory_ = MappedMemory::MapShared(file_.get(), kBytes, MapAccess::kReadWrite).value();
+  v1::StoreOffer offer_;
+};
+
+TEST_F(StoreMapTest, GivesBytesOfASegmentAndNothingOutside) {
+  ASSERT_TRUE(map_.AddStore(offer_, file_.get()).ok());
+  const auto store = map_.Find(UINT32_MAX);
+  ASSERT_NE(store, nullptr);
+  memory_.data()[kFirst + 4096 + 256] = std::byte{77};
+  const auto image = store->At(1, kFirst + 4096 + 256, 1000);
+  ASSERT_TRUE(image.ok());
+  EXPECT_EQ((*image)[0], std::byte{77});
+  EXPECT_TRUE(store->At(1, kFirst + 4096 + 256, kSegmentBytes - 4096 - 256).ok());
+  EXPECT_FALSE(store->At(1, kFirst + 4096 + 256, kSegmentBytes - 4096).ok()) << "beyond the segment";
+  EXPECT_FALSE(store->At(0, kFirst + 4096 + 256, 1000).ok()) << "another segment's";
+  EXPECT_FALSE(store->At(1, kFirst - 256, 1000).ok());
+  EXPECT_FALSE(store->At(2, kFirst + kSegmentBytes, 1000).ok());
+  EXPECT_FALSE(store->At(1, UINT64_MAX / 256 * 256, 1000).ok());
+}
+
+TEST_F(StoreMapTest, S12_TheSequenceOfASegmentIsItsEpochBesideTheUuidOfTheOfferAlone) {
+  ASSERT_TRUE(map_.AddStore(offer_, file_.get()).ok());
+  const auto store = map_.Find(UINT32_MAX);
+  EXPECT_EQ(store->EpochBeforeRead(1), 9u);
+  EXPECT_EQ(store->EpochAfterRead(1), 9u);
+  WriteHeader('u', 10);
+  EXPECT_EQ(store->EpochAfterRead(1), 10u);
+  WriteHeader('v', 9);  // a store made anew in the same memory
+  EXPECT_NE(store->EpochBeforeRead(1), 9u);
+  EXPECT_NE(store->EpochAfterRead(1), 9u);
+}
+
+TEST_F(StoreMapTest, S12_ABlockIsStaleOnceItsSegmentIsInAnotherUse) {
+  const BlockIdentity identity = MakeIdentity(1);
+  const Result<OwnedImage> image =
+      EncodeOwned(*FindCodec(CodecId::kKv2p), identity, RandomRaw(identity.shape, 3));
+  ASSERT_TRUE(image.ok()) << image.status().ToString();
+  constexpr uint64_t kAt = kFirst + 4096 + 256;
+  std::memcpy(memory_.data() + kAt, image->bytes.data(), image->bytes.size());
+  ASSERT_TRUE(map_.AddStore(offer_, file_.get()).ok());
+  const auto store = map_.Find(UINT32_MAX);
+  const SlotGuard guard{.arena = *store, .slot = 1, .epoch = 9};
+  const auto bytes = store->At(1, kAt, image->bytes.size()).value();
+  const auto block = CheckBlock(bytes, identity, guard);
+  ASSERT_TRUE(block.ok()) << block.status().ToString();
+  const std::vector<float> q(size_t{2} * identity.shape.kv_heads * identity.shape.k_dim, 0.25f);
+  AttentionQuery query;
+  query.q = q.data();
+  query.query_heads = 2u * identity.shape.kv_heads;
+  query.scale = 0.125f;
+  OwnedPartial out(query.query_heads, identity.shape.v_dim);
+  EXPECT_TRUE(AttendImage(**block, 0, query, out.View(), guard).ok());
+  WriteHeader('u', 10);
+  EXPECT_EQ(AttendImage(**block, 0, query, out.View(), guard).status().code(), Code::kStale);
+  EXPECT_EQ(CheckBlock(bytes, identity, guard).status().code(), Code::kStale);
+}
+
+TEST_F(StoreMapTest, RefusesWhatCannotBe) {
+  const auto with = [&](auto change) {
+    v1::StoreOffer offer = offer_;
+    change(offer);
+    return map_.AddStore(offer, file_.get()).code();
+  };
+  EXPECT_EQ(with([](auto& offer) { offer.set_segments(0); }), Code::kInvalidArgument);
+  EXPECT_EQ(with([](auto& offer) { offer.set_segments(3); }), Code::kInvalidArgument);
+  EXPECT_EQ(with([](auto& offer) { offer.set_segment_bytes(UINT64_MAX / 4096 * 4096); }),
+            Code::kInvalidArgument);
+  EXPECT_EQ(with([](auto& offer) { offer.set_segment_bytes(5000); }), Code::kInvalidArgument);
+  EXPECT_EQ(with([](auto& offer) { offer.set_first_segment(kBytes + 4096); }), Code::kInvalidArgument);
+  EXPECT_EQ(with([](auto& offer) { offer.set_store_uuid("short"); }), Code::kInvalidArgument);
+  EXPECT_EQ(with([](auto& offer) { offer.set_bytes(kBytes + 4096); }), Code::kInvalidArgument);
+  EXPECT_EQ(map_.Find(UINT32_MAX), nullptr);
+  EXPECT_EQ(with([](auto&) {}), Code::kOk);
 }
 
 TEST_F(ArenaMapTest, LetsGoOfEverythingWhenTheSessionEnds) {

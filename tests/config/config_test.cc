@@ -68,6 +68,9 @@ TEST(Config, ACxlTierIsAPathANodeOrWhatIsThere) {
   EXPECT_EQ(cxl("source = \"fsdax\"\npath = \"/mnt\"").cxl_source, CxlKind::kFsDax);
   EXPECT_EQ(cxl("numa_node = 2").numa_node, 2u);
   EXPECT_EQ(cxl("source = \"numa\"").cxl_source, CxlKind::kNuma);
+  EXPECT_EQ(cxl("").mapped_by, "");
+  EXPECT_EQ(cxl("mapped_by = \"\"").mapped_by, "");
+  EXPECT_EQ(cxl("mapped_by = \"uid:1000\"").mapped_by, "uid:1000");
 }
 
 TEST(Config, CxlGoesAboveNvme) {
@@ -236,6 +239,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"TwoColdTiers", Cold(Cold("")), "kvtier.toml: two cold tiers of one medium"},
         BadConfig{"CxlBelowNvme", Cold(Cxl("")),
                   "kvtier.toml: a cold tier of medium cxl goes above one of nvme"},
+        BadConfig{
+            "NoTenant", Cxl("mapped_by = \"me\""),
+            "kvtier.toml:4: [tier.cold] mapped_by: must be a tenant: \"uid:\" and the number of a user"},
+        BadConfig{
+            "ATenantSpelledAnotherWay", Cxl("mapped_by = \"uid:01\""),
+            "kvtier.toml:4: [tier.cold] mapped_by: must be a tenant: \"uid:\" and the number of a user"},
         BadConfig{"NoCapacity", "[tier.hot]\n", "kvtier.toml:1: [tier.hot] capacity: is required"},
         BadConfig{
             "CapacityThatIsNoSize", "[tier.hot]\ncapacity = \"12XB\"\n",

@@ -2,9 +2,12 @@
 // that it is persistent wherever the temporary folder is; but for a machine that has DAX (tests/qemu/dax.sh).
 #include <gmock/gmock.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "tests/e2e/e2e.h"
 
@@ -29,6 +32,24 @@ class Cxl : public E2eTest {
     std::filesystem::create_directory(data_.File("cold"));
     return "[[tier.cold]]\npath = \"" + data_.File("cold") +
            "\"\nsegment = \"8MiB\"\ncapacity = " + std::to_string(capacity_bytes) + "\n";
+  }
+
+  static std::string Me() { return "uid:" + std::to_string(::getuid()); }
+  static std::string MappedBy(const std::string& tenant) { return "mapped_by = \"" + tenant + "\"\n"; }
+  /// Whether this process has the tier's file mapped.
+  bool Maps() const {
+    std::ostringstream maps;
+    maps << std::ifstream("/proc/self/maps").rdbuf();
+    return maps.str().find(data_.File("cxl")) != std::string::npos;
+  }
+  /// Blocks that came up to DRAM.
+  double Promoted() {
+    const Result<double> moved = daemon_->Metric("kvtier_moved_blocks_total{from=\"cxl\",to=\"hot\"}");
+    return moved.ok() ? *moved : 0;
+  }
+  void Demote() {
+    const ProgramResult demoted = Ctl(*daemon_, "--json demote hot");
+    ASSERT_EQ(demoted.exit_code, 0) << demoted.output;
   }
 
   TemporaryFolder data_;
@@ -68,6 +89,137 @@ TEST_F(Cxl, ItSaysWhatTheMemoryIsAndWhatItSurvives) {
     return Ctl(*daemon_, "tiers").output.find("persistent by flushes of cache lines, NUMA node") !=
            std::string::npos;
   }));
+}
+
+/// What an engine gets of a sequence that is on the CXL tier alone.
+struct Read {
+  static constexpr uint32_t kQueryHeads = 2 * kHeads;
+  explicit Read(size_t tokens) : fetched(tokens) {}
+  Kv fetched;
+  std::vector<float> o = std::vector<float>(kLayers * kQueryHeads * kDim);
+  std::vector<float> m = std::vector<float>(kLayers * kQueryHeads);
+  std::vector<float> l = std::vector<float>(kLayers * kQueryHeads);
+
+  void From(const Engine& engine, const api::Sequence& sequence, size_t blocks) {
+    auto lease = engine.model.Acquire(sequence.Query());
+    ASSERT_TRUE(lease) << api::LastError();
+    ASSERT_EQ(lease->count(), blocks);
+    std::vector<kvtier_block_result> results(blocks);
+    ASSERT_EQ(lease->Fetch(0, fetched.View(), results), KVTIER_OK) << api::LastError();
+    for (const kvtier_block_result& result : results) EXPECT_EQ(result.precision, KVTIER_INT2);
+    std::vector<float> q(kQueryHeads * kDim);
+    for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i % 13) - 6;
+    kvtier_attention attention{};
+    attention.struct_size = sizeof(attention);
+    attention.q = q.data();
+    attention.query_heads = kQueryHeads;
+    attention.scale = 0.125f;
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      attention.o = o.data() + layer * kQueryHeads * kDim;
+      attention.m = m.data() + layer * kQueryHeads;
+      attention.l = l.data() + layer * kQueryHeads;
+      ASSERT_EQ(lease->Attend(0, layer, attention, results), KVTIER_OK) << api::LastError();
+    }
+  }
+};
+
+TEST_F(Cxl, WhatIsReadStraightFromTheMemoryIsWhatTheWayThroughDramGives) {
+  constexpr uint32_t kBlocks = 16;
+  const std::vector<int32_t> tokens = Tokens(1, kBlocks * kBlockTokens);
+  Kv kv = Kv::Random(1, kBlocks * kBlockTokens);
+  Read straight(kBlocks * kBlockTokens), through_dram(kBlocks * kBlockTokens);
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20) + MappedBy(Me())});
+  EXPECT_THAT(daemon_->Log(), HasSubstr("mapped by clients of " + Me()));
+  {
+    const Engine engine = Connect();
+    const api::Sequence sequence = engine.Keys(tokens);
+    for (const auto& result : engine.Put(sequence, kv)) ASSERT_EQ(result.code, KVTIER_OK);
+    Demote();
+    straight.From(engine, sequence, kBlocks);
+    EXPECT_EQ(Promoted(), 0.0);
+    EXPECT_TRUE(Maps());
+    EXPECT_LT(straight.fetched.ErrorOver(kv, 0, kBlocks * kBlockTokens), 0.5);
+  }
+  EXPECT_FALSE(Maps()) << "it goes with the session";
+  EXPECT_EQ(daemon_->Stop(), 0);
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20)});
+  EXPECT_THAT(daemon_->Log(), HasSubstr("mapped_by is not set; it takes blocks of " + Me() + " alone"));
+  const Engine engine = Connect();
+  through_dram.From(engine, engine.Keys(tokens), kBlocks);
+  EXPECT_EQ(Promoted(), double{kBlocks});
+  EXPECT_FALSE(Maps());
+  EXPECT_TRUE(straight.fetched.SameOver(through_dram.fetched, 0, kBlocks * kBlockTokens));
+  EXPECT_EQ(straight.o, through_dram.o);
+  EXPECT_EQ(straight.m, through_dram.m);
+  EXPECT_EQ(straight.l, through_dram.l);
+}
+
+TEST_F(Cxl, S70_MemoryOfAnotherTenantIsNotMappedAndTakesNoBlock) {
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20) + MappedBy("uid:4000000000")});
+  const Engine engine = Connect();
+  Kv kv = Kv::Random(1, 4 * kBlockTokens);
+  const api::Sequence sequence = engine.Keys(Tokens(1, 4 * kBlockTokens));
+  EXPECT_EQ(engine.Put(sequence, kv, KVTIER_DURABLE)[0].code, KVTIER_FAILED_PRECONDITION);
+  for (const auto& result : engine.Put(sequence, kv)) EXPECT_EQ(result.code, KVTIER_OK);
+  Demote();
+  EXPECT_EQ(*daemon_->Metric("kvtier_tier_used_bytes{tier=\"cxl\"}"), 0.0);
+  EXPECT_FALSE(Maps());
+}
+
+TEST_F(Cxl, AStoreThatWasMadeForEverybodyIsNotMapped) {
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20)});
+  EXPECT_EQ(daemon_->Stop(), 0);
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20) + MappedBy(Me())});
+  EXPECT_THAT(daemon_->Log(),
+              HasSubstr("clients do not map it but read through DRAM: it was made for everybody"));
+  const Engine engine = Connect();
+  Kv kv = Kv::Random(1, kBlockTokens);
+  EXPECT_EQ(engine.Put(engine.Keys(Tokens(1, kBlockTokens)), kv, KVTIER_DURABLE)[0].code, KVTIER_OK);
+  EXPECT_FALSE(Maps());
+}
+
+TEST_F(Cxl, APlainFileIsMappedWhereTheConfigurationSaysSo) {
+  if (OnDaxMachine()) GTEST_SKIP() << "its files are no plain ones";
+  ::unsetenv("PMEM2_FORCE_GRANULARITY");
+  for (const bool named : {false, true}) {
+    const std::string source = named ? "source = \"file\"\n" : "";
+    StartDaemon({.more = CxlSection(uint64_t{32} << 20) + source + MappedBy(Me())});
+    EXPECT_EQ(daemon_->Log().find("source = \"file\" asks for it all the same") == std::string::npos, named);
+    const Engine engine = Connect();
+    Kv kv = Kv::Random(1, kBlockTokens), out(kBlockTokens);
+    const api::Sequence sequence = engine.Keys(Tokens(1, kBlockTokens));
+    for (const auto& result : engine.Put(sequence, kv)) EXPECT_EQ(result.code, KVTIER_OK);
+    Demote();
+    ASSERT_EQ(engine.Fetch(sequence, out).size(), 1u);
+    EXPECT_EQ(Promoted(), named ? 0.0 : 1.0);
+    EXPECT_EQ(Maps(), named);
+    daemon_.reset();
+    std::filesystem::remove(data_.File("cxl"));
+  }
+  SetUpTestSuite();
+}
+
+TEST_F(Cxl, S51_AClientOfADaemonThatWasKilledMapsTheNextOnesMemory) {
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20) + MappedBy(Me())});
+  const Engine engine = Connect();
+  constexpr uint32_t kBlocks = 8;
+  Kv kv = Kv::Random(1, kBlocks * kBlockTokens), before(kBlocks * kBlockTokens),
+     after(kBlocks * kBlockTokens);
+  const api::Sequence sequence = engine.Keys(Tokens(1, kBlocks * kBlockTokens));
+  for (const auto& result : engine.Put(sequence, kv)) ASSERT_EQ(result.code, KVTIER_OK);
+  Demote();
+  auto lease = engine.model.Acquire(sequence.Query());
+  ASSERT_TRUE(lease) << api::LastError();
+  std::vector<kvtier_block_result> results(kBlocks);
+  ASSERT_EQ(lease->Fetch(0, before.View(), results), KVTIER_OK) << api::LastError();
+  daemon_->Kill();
+  ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
+  ASSERT_EQ(engine.Fetch(sequence, after).size(), kBlocks);
+  EXPECT_EQ(Promoted(), 0.0);
+  EXPECT_TRUE(before.SameOver(after, 0, kBlocks * kBlockTokens));
+  // The lease was the first daemon's, though the bytes are there.
+  EXPECT_NE(lease->Fetch(0, before.View(), results), KVTIER_OK);
+  for (const kvtier_block_result& result : results) EXPECT_NE(result.code, KVTIER_OK);
 }
 
 TEST_F(Cxl, S38_WithoutTheMemoryTheDaemonRunsOnWhatElseThereIs) {

@@ -35,6 +35,10 @@ class FakeEngine {
     std::lock_guard lock(mutex_);
     return unmapped_;
   }
+  std::vector<StoreMapped> mapped() const {
+    std::lock_guard lock(mutex_);
+    return mapped_;
+  }
   std::vector<OpenSession> opened() const {
     std::lock_guard lock(mutex_);
     return opened_;
@@ -57,6 +61,7 @@ class FakeEngine {
     std::lock_guard lock(mutex_);
     if (const auto* close = std::get_if<CloseSession>(&command.body)) closed_.push_back(close->session);
     if (const auto* unmapped = std::get_if<ArenaUnmapped>(&command.body)) unmapped_.push_back(*unmapped);
+    if (const auto* mapped = std::get_if<StoreMapped>(&command.body)) mapped_.push_back(*mapped);
     if (const auto* open = std::get_if<OpenSession>(&command.body)) opened_.push_back(*open);
   }
 
@@ -65,6 +70,7 @@ class FakeEngine {
   mutable std::mutex mutex_;
   std::vector<SessionId> closed_;
   std::vector<ArenaUnmapped> unmapped_;
+  std::vector<StoreMapped> mapped_;
   std::vector<OpenSession> opened_;
   std::vector<Command> kept_;
   std::thread thread_;

@@ -43,6 +43,19 @@ class RawClient {
     message.mutable_hello()->set_client_name(name);
     return Send(message);
   }
+  /// Of a library that maps stores.
+  bool HelloOfMapper() {
+    v1::ClientMessage message;
+    message.mutable_hello()->set_min_protocol(1);
+    message.mutable_hello()->set_max_protocol(1);
+    message.mutable_hello()->set_maps_stores(true);
+    return Send(message);
+  }
+  bool Mapped(uint32_t store) {
+    v1::ClientMessage message;
+    message.mutable_mapped()->set_arena(store);
+    return Send(message);
+  }
   bool Unmapped(uint32_t arena) {
     v1::ClientMessage message;
     message.mutable_unmapped()->set_arena(arena);

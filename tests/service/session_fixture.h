@@ -45,7 +45,8 @@ class SessionFixture : public testing::Test {
                    .registry = registry_,
                    .arena_descriptor = [this](ArenaId arena) { return DescriptorOf(arena); },
                    .metrics = metrics_,
-                   .clock = clock_});
+                   .clock = clock_,
+                   .stores = stores_});
     ASSERT_TRUE(server.ok()) << server.status().ToString();
     server_ = std::move(server).value();
     server_->Start();
@@ -102,6 +103,7 @@ class SessionFixture : public testing::Test {
   SteadyClock clock_;
   UniqueFd arena_file_;
   std::vector<ArenaSpec> arenas_at_open_;
+  std::vector<SharedStore> stores_;
   v1::Welcome welcome_;  ///< of the last Open
   UniqueFd staging_;
   std::unique_ptr<SessionServer> server_;

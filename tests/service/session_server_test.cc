@@ -7,6 +7,7 @@
 
 #include "daemon/service/session_connection.h"
 #include "tests/service/session_fixture.h"
+#include "tiers/cxl_format.h"
 
 namespace kvtier {
 namespace {
@@ -198,6 +199,99 @@ TEST_F(SessionServerTest, OffersArenasAfterTheWelcomeAndRetiresThem) {
   EXPECT_TRUE(Eventually([&] { return engine_->unmapped().size() == 1; }));
   EXPECT_EQ(engine_->unmapped()[0].session.value, welcome_.session());
   EXPECT_EQ(engine_->unmapped()[0].arena.value, 1u);
+}
+
+class SharedStoreTest : public SessionFixture {
+ protected:
+  static constexpr TierId kTier{2};
+  static constexpr uint32_t kStore = StoreArenaId(kTier).value;
+
+  void StartWithStoreOf(const std::string& tenant) {
+    file_ = std::move(MakeMemoryFile("store", kCxlMetaBytes + (2 << 20))).value();
+    SharedStore store{.tier = kTier,
+                      .tenant = tenant,
+                      .descriptor = file_.get(),
+                      .bytes = kCxlMetaBytes + (2 << 20),
+                      .segments = 2,
+                      .segment_bytes = 1 << 20};
+    store.uuid.fill(std::byte{'u'});
+    stores_ = {store};
+    Start();
+  }
+  static std::string Ours() { return "uid:" + std::to_string(::getuid()); }
+  RawClient OpenMapper() {
+    RawClient client = RawClient::Connect(options_.socket_path);
+    EXPECT_TRUE(client.HelloOfMapper());
+    const auto welcome = client.Receive();
+    EXPECT_TRUE(welcome && welcome->message.has_welcome());
+    return client;
+  }
+  /// Whether nothing has come before an arena that is published now.
+  bool HearsOfNoStore(RawClient& client) {
+    server_->OnArenaPublished(MakeArena());
+    const auto next = client.Receive();
+    return next && next->message.has_offer();
+  }
+
+  UniqueFd file_;
+};
+
+TEST_F(SharedStoreTest, IsOfferedToItsTenantAndTheEngineHearsOnceThatItIsMapped) {
+  StartWithStoreOf(Ours());
+  RawClient client = OpenMapper();
+  const auto incoming = client.Receive();
+  ASSERT_TRUE(incoming && incoming->message.has_store());
+  const v1::StoreOffer& offer = incoming->message.store();
+  EXPECT_EQ(offer.arena(), kStore);
+  EXPECT_EQ(offer.bytes(), kCxlMetaBytes + (2 << 20));
+  EXPECT_EQ(offer.segments(), 2u);
+  EXPECT_EQ(offer.segment_bytes(), 1u << 20);
+  EXPECT_EQ(offer.first_segment(), kCxlMetaBytes);
+  EXPECT_EQ(offer.store_uuid(), std::string(16, 'u'));
+  struct stat sent {
+  }, kept{};
+  ASSERT_EQ(::fstat(incoming->descriptor.get(), &sent), 0);
+  ASSERT_EQ(::fstat(file_.get(), &kept), 0);
+  EXPECT_EQ(sent.st_ino, kept.st_ino);
+  EXPECT_TRUE(engine_->mapped().empty());
+  client.Mapped(kStore);
+  EXPECT_TRUE(Eventually([&] { return engine_->mapped().size() == 1; }));
+  EXPECT_EQ(engine_->mapped()[0].tier, kTier);
+  client.Mapped(kStore);
+  EXPECT_EQ(RefusalOf(client), "mapped a store that was not offered, or twice");
+}
+
+TEST_F(SharedStoreTest, S70_IsNotOfferedToOthersNorToLibrariesThatDoNotAsk) {
+  StartWithStoreOf("uid:4000000000");
+  RawClient stranger = OpenMapper();
+  EXPECT_TRUE(HearsOfNoStore(stranger));
+  stranger.Mapped(kStore);
+  EXPECT_EQ(RefusalOf(stranger), "mapped a store that was not offered, or twice");
+  EXPECT_TRUE(engine_->mapped().empty());
+}
+
+TEST_F(SharedStoreTest, S65_IsNotOfferedToAnOlderLibrary) {
+  StartWithStoreOf(Ours());
+  RawClient older = Open();
+  EXPECT_TRUE(HearsOfNoStore(older));
+}
+
+TEST_F(SharedStoreTest, WhatIsWithdrawnIsUnmappedAndOfferedNoMore) {
+  StartWithStoreOf(Ours());
+  RawClient client = OpenMapper();
+  ASSERT_TRUE(client.Receive()->message.has_store());
+  client.Mapped(kStore);
+  EXPECT_TRUE(Eventually([&] { return engine_->mapped().size() == 1; }));
+  server_->WithdrawStore(kTier);
+  const auto retire = client.Receive();
+  ASSERT_TRUE(retire && retire->message.has_retire());
+  EXPECT_EQ(retire->message.retire().arena(), kStore);
+  EXPECT_TRUE(Eventually([&] { return engine_->unmapped().size() == 1; })) << "at once";
+  EXPECT_EQ(engine_->unmapped()[0].arena.value, kStore);
+  client.Unmapped(kStore);
+  EXPECT_TRUE(Eventually([&] { return engine_->unmapped().size() == 2; }));
+  RawClient later = OpenMapper();
+  EXPECT_TRUE(HearsOfNoStore(later));
 }
 
 TEST_F(SessionServerTest, S70_ArenasGoToTheirTenantOnly) {
