@@ -97,6 +97,8 @@ constexpr CounterRow kCounters[] = {
     {&Metrics::worker_restarts, "kvtier_worker_restarts_total",
      "Times that a thread went on with fresh tools after an exception."},
     {&Metrics::codec_encode_bytes, "kvtier_codec_encoded_bytes_total", "Source bytes that codecs encoded."},
+    {&Metrics::codec_raw_layer_blocks, "kvtier_codec_raw_layer_blocks_total",
+     "Encoded blocks of which a layer stayed as it came, because no code holds it faithfully."},
 };
 /// Nanoseconds inside, seconds outside.
 constexpr CounterRow kDurations[] = {

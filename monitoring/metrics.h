@@ -152,6 +152,7 @@ struct Metrics {
   Counter worker_restarts;
   Gauge unhealthy_threads;
   Counter job_latency_ns, codec_encode_bytes, codec_encode_ns;
+  Counter codec_raw_layer_blocks;  ///< encoded, but for layers that no codec holds faithfully
 };
 
 }  // namespace kvtier

@@ -159,6 +159,8 @@ Status TransferWorkers::Prepare(Tools& tools) {
 void TransferWorkers::CountEncoding(const MoveOutcome& outcome) {
   metrics_.codec_encode_bytes.Add(outcome.encoded_bytes);
   metrics_.codec_encode_ns.Add(outcome.encode_ns);
+  const bool encoded = outcome.encoded_bytes > 0 && !IsRawCodec(outcome.codec);
+  if (encoded && outcome.any_raw_layer) metrics_.codec_raw_layer_blocks.Add();
 }
 
 Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outcome) {

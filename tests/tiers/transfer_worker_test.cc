@@ -129,6 +129,21 @@ TEST_F(TransferWorkersTest, VerifyFindsAnotherBlockAndReportsIt) {
   EXPECT_EQ(Collect(1).begin()->second.status.code(), Code::kDataLoss);
 }
 
+TEST_F(TransferWorkersTest, BlocksWithALayerThatStaysRawAreCounted) {
+  StartWorkers(1);
+  CreateArenas();
+  for (const uint32_t n : {0, 1}) {
+    MoveOrder order = PutOrder(n);
+    order.codec = FindCodec(CodecId::kKv4p);
+    if (n == 1) raws_[n][1] = std::byte{0x7C};  // the first element of layer 0 is infinite
+    Push(MoveJob{std::move(order)});
+    const Completion done = Collect(1).begin()->second;
+    ASSERT_TRUE(done.status.ok()) << done.status.ToString();
+    ASSERT_EQ(done.outcome.codec, CodecId::kKv4p);
+    EXPECT_EQ(metrics_.codec_raw_layer_blocks.Get(), n);
+  }
+}
+
 TEST_F(TransferWorkersTest, S49_AnExceptionCostsItsJobOnly) {
   StartWorkers(1);
   CreateArenas();
