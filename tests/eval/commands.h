@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct CommonOptions {
   uint32_t threads = 1;
 };
 void AddCommon(CLI::App& command, CommonOptions& options);
+/// Writes the text that `make` returns to options.json, where that is asked for. False, and said, when it
+/// cannot.
+bool WriteJson(const CommonOptions& options, const std::function<std::string()>& make);
 bool IsWanted(const CommonOptions& options, const std::string& method);
 /// deploy/fetch-llamacpp.sh's folder.
 std::string CacheFolder();

@@ -145,6 +145,14 @@ TEST(Context, CellsThatAreNotInOrderAreRefused) {
   EXPECT_FALSE(ContextKv::Make(RandomState(), {.kv_heads = 2, .head_dim = 32}).ok());
 }
 
+TEST(Methods, RulesAreOfSomeThatExist) {
+  const std::vector<std::string> names = MethodNames();
+  const std::set<std::string> known(names.begin(), names.end());
+  EXPECT_EQ(known.size(), names.size());
+  EXPECT_TRUE(known.contains(kExactMethod));
+  for (const Rule& rule : Rules()) EXPECT_TRUE(known.contains(rule.better) && known.contains(rule.worse));
+}
+
 TEST(Facts, AreHiddenOnceAndEvenlyInAContextOfTheRightLength) {
   const std::vector<std::vector<int32_t>> statements = {{1000, 1001}, {2000}, {3000, 3001, 3002}};
   std::vector<int32_t> filler(500);

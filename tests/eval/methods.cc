@@ -137,8 +137,15 @@ std::vector<Method> AllMethods() {
   return methods;
 }
 
+std::vector<std::string> MethodNames() {
+  std::vector<std::string> names;
+  for (const Method& method : AllMethods()) names.push_back(method.name);
+  names.insert(names.end(), {kQ8Cache, kQ4Cache});
+  return names;
+}
+
 std::vector<Rule> Rules() {
-  return {{"kv4p", "q4_0 rotated"}, {"kv4p", "q4_0 cache"}, {"kv2p", "KIVI-2 g32"}};
+  return {{"kv4p", "q4_0 rotated"}, {"kv4p", kQ4Cache}, {"kv2p", "KIVI-2 g32"}};
 }
 
 }  // namespace kvtier::eval

@@ -23,6 +23,13 @@ std::vector<Method> AllMethods();
 /// The method that has to change nothing.
 inline constexpr const char kExactMethod[] = "raw16";
 
+/// llama.cpp's own quantized caches, which the engine runs on instead of storing a context.
+inline constexpr const char kQ8Cache[] = "q8_0 cache";
+inline constexpr const char kQ4Cache[] = "q4_0 cache";
+
+/// Of everything that can be asked for by name.
+std::vector<std::string> MethodNames();
+
 /// Of two methods: the first is to cost less KL with fewer bits.
 struct Rule {
   const char* better;

@@ -1,7 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -94,16 +93,8 @@ int Run(const QualityOptions& options) {
     Print(options, result);
     right = Check(result) && right;
   }
-  if (!options.common.json.empty()) {
-    std::ofstream file(options.common.json);
-    file << ToJson(options, *results).dump(1) << "\n";
-    file.close();
-    if (!file) {
-      std::fprintf(stderr, "kvtier-eval: cannot write %s\n", options.common.json.c_str());
-      return 1;
-    }
-  }
-  return right ? 0 : 1;
+  const bool written = WriteJson(options.common, [&] { return ToJson(options, *results).dump(1); });
+  return right && written ? 0 : 1;
 }
 
 }  // namespace

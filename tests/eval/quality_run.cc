@@ -71,8 +71,8 @@ class TextRun {
       KVTIER_TRY(run.Load(stored));
       KVTIER_TRY(Score(method.name, bits / context.elements(), run, window, right));
     }
-    KVTIER_TRY(RunStock("q8_0 cache", llamacpp::CacheType::kQ8_0, window, context.elements(), right));
-    return RunStock("q4_0 cache", llamacpp::CacheType::kQ4_0, window, context.elements(), right);
+    KVTIER_TRY(RunStock(kQ8Cache, llamacpp::CacheType::kQ8_0, window, context.elements(), right));
+    return RunStock(kQ4Cache, llamacpp::CacheType::kQ4_0, window, context.elements(), right);
   }
 
   Status RunStock(const std::string& name, llamacpp::CacheType type, const Window& window, double elements,

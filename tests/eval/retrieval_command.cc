@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -53,11 +52,11 @@ class RetrievalRun {
                                 .threads = options_.common.threads};
     KVTIER_ASSIGN(run_, ModelRun::Make(engine));
     engine.cache_type = llamacpp::CacheType::kQ8_0;
-    if (IsWanted(options_.common, "q8_0 cache")) {
+    if (IsWanted(options_.common, kQ8Cache)) {
       KVTIER_ASSIGN(q8_0_, ModelRun::Make(engine));
     }
     engine.cache_type = llamacpp::CacheType::kQ4_0;
-    if (IsWanted(options_.common, "q4_0 cache")) {
+    if (IsWanted(options_.common, kQ4Cache)) {
       KVTIER_ASSIGN(q4_0_, ModelRun::Make(engine));
     }
     KVTIER_ASSIGN(const Text text, LoadText(options_.common.texts.front()));
@@ -96,7 +95,7 @@ class RetrievalRun {
       KVTIER_TRY(Answer(method.name, bits / context.elements(), *run_, questions, right));
     }
     for (const auto& [name, run] :
-         {std::pair<const char*, ModelRun*>("q8_0 cache", q8_0_.get()), {"q4_0 cache", q4_0_.get()}}) {
+         {std::pair<const char*, ModelRun*>(kQ8Cache, q8_0_.get()), {kQ4Cache, q4_0_.get()}}) {
       if (run == nullptr) continue;
       progress_.Show(name);
       KVTIER_TRY(run->Prefill(tokens));
@@ -155,7 +154,7 @@ class RetrievalRun {
   std::vector<MethodCount> counts_;
 };
 
-bool Write(const RetrievalOptions& options, const std::vector<MethodCount>& counts) {
+nlohmann::ordered_json ToJson(const RetrievalOptions& options, const std::vector<MethodCount>& counts) {
   nlohmann::ordered_json json = {{"evaluation", "retrieval"},
                                  {"model", std::filesystem::path(options.common.model).filename()},
                                  {"context", options.tokens},
@@ -168,10 +167,7 @@ bool Write(const RetrievalOptions& options, const std::vector<MethodCount>& coun
                             {"lost", count.lost},
                             {"kl", count.kl / count.tokens}});
   }
-  std::ofstream file(options.common.json);
-  file << json.dump(1) << "\n";
-  file.close();
-  return static_cast<bool>(file);
+  return json;
 }
 
 int Run(const RetrievalOptions& options) {
@@ -191,11 +187,8 @@ int Run(const RetrievalOptions& options) {
     if (count.method == kExactMethod) exact = count.kl == 0 && count.lost == 0;
   }
   if (!exact) std::printf("error: %s is not exact\n", kExactMethod);
-  if (!options.common.json.empty() && !Write(options, *counts)) {
-    std::fprintf(stderr, "kvtier-eval: cannot write %s\n", options.common.json.c_str());
-    return 1;
-  }
-  return exact ? 0 : 1;
+  const bool written = WriteJson(options.common, [&] { return ToJson(options, *counts).dump(1); });
+  return exact && written ? 0 : 1;
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+// What both commands of kvtier-eval share.
+#include "tests/eval/commands.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <stdexcept>
+
+#include "tests/eval/methods.h"
+
+namespace kvtier::eval {
+namespace {
+
+void ParseOnly(const std::string& method) {
+  CLI::App app;
+  CommonOptions options;
+  AddCommon(app, options);
+  std::vector<std::string> arguments = {method, "--only"};  // CLI11 takes them from the back
+  app.parse(arguments);
+  EXPECT_EQ(options.only, std::vector<std::string>{method});
+}
+
+TEST(Methods, AreAskedForByNamesThatExist) {
+  for (const std::string& name : MethodNames()) EXPECT_NO_THROW(ParseOnly(name)) << name;
+  EXPECT_THROW(ParseOnly("kv4"), CLI::ValidationError) << "would evaluate nothing and succeed";
+}
+
+TEST(Results, AreWrittenWhereAskedForAndAFailureIsTold) {
+  const auto never = []() -> std::string { throw std::logic_error("nothing was asked for"); };
+  EXPECT_TRUE(WriteJson({}, never));
+  CommonOptions options;
+  options.json = "/dev/full";
+  EXPECT_FALSE(WriteJson(options, [] { return std::string("{}"); }));
+}
+
+}  // namespace
+}  // namespace kvtier::eval
