@@ -20,6 +20,7 @@ class Reply:
     computed: int   # of the prompt
     tiers: list     # blocks by tier, of kvtier
     text: str
+    restore_s: float  # of it in bringing KV back, of kvtier
 
 
 def chat(url, messages, max_tokens=1):
@@ -48,7 +49,8 @@ def chat(url, messages, max_tokens=1):
         computed = usage["prompt_tokens"] - extra["cached_tokens"]
     else:
         computed = extra["prompt_n"]
-    return Reply(first, usage["prompt_tokens"], computed, extra.get("blocks_by_tier", []), text)
+    return Reply(first, usage["prompt_tokens"], computed, extra.get("blocks_by_tier", []), text,
+                 extra.get("restore_ms", 0) / 1000)
 
 
 class Process:
