@@ -160,13 +160,20 @@ TEST_F(ServerTest, StopStringsAndSeedsAreHeeded) {
 TEST_F(ServerTest, SeveralRequestsAtOnceAndNoMoreThanTheQueueHolds) {
   StartServer({"--slots", "2", "--queue", "2"});
   std::vector<std::future<Reply>> replies;
-  for (int i = 0; i < 8; ++i) {
-    replies.push_back(std::async(std::launch::async, [this, i] {
-      return Post("/v1/completions", {{"prompt", "Tell me about the number " + std::to_string(i)},
-                                      {"max_tokens", 100},
-                                      {"temperature", 0}});
-    }));
-  }
+  const auto post = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      const std::string prompt = std::to_string(replies.size()) + ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,";
+      replies.push_back(std::async(std::launch::async, [this, prompt] {
+        return Post("/v1/completions", {{"prompt", prompt}, {"max_tokens", 200}, {"temperature", 0}});
+      }));
+    }
+  };
+  // One after the other: of those that come at once, the queue may be full before the engine takes any.
+  post(2);
+  ASSERT_TRUE(Eventually(30, [&] { return Health()["busy"] == 2; }));
+  post(2);
+  ASSERT_TRUE(Eventually(30, [&] { return Health()["queued"] == 2; }));
+  post(4);
   int good = 0, refused = 0;
   for (std::future<Reply>& reply : replies) {
     const Reply got = reply.get();
