@@ -63,14 +63,15 @@ TEST(Logits, SummaryIsOfWindowsAndItsPercentileOfTokens) {
 constexpr uint32_t kContextTokens = 300;  // no whole number of blocks
 constexpr llamacpp::HeadShape kHeads = {.kv_heads = 2, .head_dim = 64};
 
-std::vector<std::byte> RandomState() {
-  const llamacpp::SeqShape shape = {.layers = 2, .row_bytes = kHeads.kv_heads * kHeads.head_dim * 2};
-  llamacpp::SeqStateBuffer buffer(shape, 0, kContextTokens);
+std::vector<std::byte> RandomState(uint32_t layers = 2, llamacpp::HeadShape heads = kHeads,
+                                   uint32_t tokens = kContextTokens) {
+  const llamacpp::SeqShape shape = {.layers = layers, .row_bytes = heads.kv_heads * heads.head_dim * 2};
+  llamacpp::SeqStateBuffer buffer(shape, 0, tokens);
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
     for (std::byte* plane : {buffer.K(layer), buffer.V(layer)}) {
-      for (uint32_t at = 0; at < kContextTokens * shape.row_bytes; at += 2)
+      for (uint32_t at = 0; at < tokens * shape.row_bytes; at += 2)
         Store16(plane + at, Fp16FromFp32(normal(rng)));
     }
   }
@@ -143,6 +144,23 @@ TEST(Context, CellsThatAreNotInOrderAreRefused) {
   std::swap_ranges(state.begin() + 16, state.begin() + 28, state.begin() + 28);
   EXPECT_EQ(ContextKv::Make(state, kHeads).status().code(), Code::kInvalidArgument);
   EXPECT_FALSE(ContextKv::Make(RandomState(), {.kv_heads = 2, .head_dim = 32}).ok());
+}
+
+TEST(Methods, FullBlocksOfSmolLm2TakeNoMoreBytesThanPromised) {
+  constexpr llamacpp::HeadShape kSmolLm2Heads = {.kv_heads = 3, .head_dim = 64};
+  constexpr uint32_t kLayers = 30, kTokens = 256;
+  const std::vector<std::byte> state = RandomState(kLayers, kSmolLm2Heads, kTokens);
+  Result<ContextKv> context = ContextKv::Make(state, kSmolLm2Heads);
+  ASSERT_TRUE(context.ok());
+  const auto of_fp16 = [&](const std::string& name) {
+    const std::vector<Method> methods = AllMethods();
+    const auto method =
+        std::find_if(methods.begin(), methods.end(), [&](const Method& m) { return m.name == name; });
+    ContextKv stored = *context;
+    return method->store(stored).value() / (16 * context->elements());
+  };
+  EXPECT_LE(of_fp16("kv4p"), 0.27);
+  EXPECT_LE(of_fp16("kv2p"), 0.175);
 }
 
 TEST(Methods, RulesAreOfSomeThatExist) {

@@ -3,13 +3,20 @@
 #include "client/engines/llamacpp/prefix_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <numeric>
+#include <thread>
 
 #include "tests/llamacpp/states.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/eventually.h"
+#include "tiers/base/check.h"
+#include "tiers/base/unique_fd.h"
 
 namespace kvtier::llamacpp {
 namespace {
@@ -315,6 +322,90 @@ TEST_F(PrefixCacheTest, BlocksGivenAwayUnderAnExpiredLeaseAreComputedAgain) {
   ExpectComputed(memory, tokens);
   memory.Compute(tokens);
   EXPECT_TRUE(cache.Store(tokens, report.full_tokens, memory).ended.ok());
+}
+
+TEST(PrefixCacheAlone, AFullDaemonCostsBlocksAndNothingElse) {
+  DaemonSettings settings;
+  settings.hot_bytes = uint64_t{16} << 20;  // and nothing below it
+  DaemonProcess small(settings);
+  const Status started = small.Start();
+  ASSERT_TRUE(started.ok()) << started.ToString();
+  const SteadyClock clock;
+  PrefixCache cache(Identity(), Options(small.socket()), clock);
+  for (int32_t seed = 1; seed < 4; ++seed) {
+    const std::vector<int32_t> tokens = Tokens(200 * kBlockTokens, seed);  // 26 MB
+    Memory memory;
+    memory.Compute(tokens);
+    cache.Store(tokens, 0, memory).ended.IgnoreBecause("there is no room for all of it");
+    EXPECT_TRUE(cache.Settle(kPatience).ok());
+    Memory next;
+    const RestoreReport report = cache.Restore(tokens, next);
+    EXPECT_LT(report.tokens, tokens.size());
+    EXPECT_EQ(next.size(), report.tokens);
+    Memory expected;
+    expected.Compute(std::span(tokens).first(next.size()));
+    EXPECT_TRUE(next.rows() == expected.rows());
+  }
+  EXPECT_TRUE(cache.connected());
+}
+
+/// Something that listens where a daemon does, and answers whatever is said with noise.
+class Babbler {
+ public:
+  explicit Babbler(const std::string& socket) : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string path = socket + ".session";
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    KVTIER_CHECK(::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+                 ::listen(socket_.get(), 16) == 0);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~Babbler() {
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+  int sessions() const { return sessions_; }
+
+ private:
+  void Run() {
+    std::mt19937 random(1);
+    std::vector<UniqueFd> taken;  // held open
+    for (;;) {
+      UniqueFd fd(::accept(socket_.get(), nullptr, nullptr));
+      if (!fd.valid()) return;
+      std::array<unsigned char, 200> noise{};
+      for (unsigned char& byte : noise) byte = static_cast<unsigned char>(random());
+      if (::send(fd.get(), noise.data(), noise.size(), MSG_NOSIGNAL) > 0) ++sessions_;
+      taken.push_back(std::move(fd));
+    }
+  }
+
+  const UniqueFd socket_;
+  std::atomic<int> sessions_ = 0;
+  std::thread thread_;
+};
+
+TEST(PrefixCacheAlone, ADaemonThatTalksNonsenseIsNone) {
+  const TemporaryFolder folder;
+  Babbler babbler(folder.File("kvtierd.sock"));
+  PrefixCacheOptions options = Options(folder.File("kvtierd.sock"));
+  options.call_timeout = std::chrono::milliseconds(200);
+  const SteadyClock clock;
+  PrefixCache cache(Identity(), options, clock);
+  const std::vector<int32_t> tokens = Tokens(300);
+  Memory memory;
+  memory.Compute(tokens);
+  for (int turn = 0; turn < 3; ++turn) {
+    Memory empty;
+    const RestoreReport restored = cache.Restore(tokens, empty);
+    EXPECT_EQ(restored.tokens, 0u);
+    EXPECT_FALSE(restored.ended.ok());
+    EXPECT_LT(restored.took, std::chrono::seconds(5));
+    EXPECT_FALSE(cache.Store(tokens, 0, memory).ended.ok());
+  }
+  EXPECT_FALSE(cache.connected());
+  EXPECT_GE(babbler.sessions(), 1);
 }
 
 TEST(PrefixCacheAlone, WithoutADaemonEveryCallIsShort) {

@@ -132,14 +132,15 @@ Result<SeqShape> ReadSeqShape(std::span<const std::byte> bytes) {
 }
 
 SeqStateBuffer::SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens)
-    : bytes_(SeqStateBytes(shape, tokens)),
+    : size_(SeqStateBytes(shape, tokens)),
+      bytes_(std::make_unique_for_overwrite<std::byte[]>(size_)),
       shape_(shape),
       tokens_(tokens),
       k_offset_(kHeadBytes + tokens * kCellBytes + kLayersHeadBytes + kPlaneHeadBytes),
       plane_bytes_(kPlaneHeadBytes + uint64_t{tokens} * shape.row_bytes) {
   KVTIER_CHECK(CheckShape(shape).ok() && tokens > 0 && tokens <= kCellsMax);
   KVTIER_CHECK(first >= 0 && first <= std::numeric_limits<int32_t>::max() - static_cast<int32_t>(tokens));
-  std::byte* out = bytes_.data();
+  std::byte* out = bytes_.get();
   Append(out, kSeqStateMagic);
   Append(out, int32_t{0});
   Append(out, uint32_t{1});
@@ -156,7 +157,7 @@ SeqStateBuffer::SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens)
     Append(out, uint64_t{shape.row_bytes});
     out += uint64_t{tokens} * shape.row_bytes;
   }
-  KVTIER_CHECK(out == bytes_.data() + bytes_.size());
+  KVTIER_CHECK(out == bytes_.get() + size_);
 }
 
 }  // namespace kvtier::llamacpp

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -61,20 +62,22 @@ class SeqState {
 /// have rows of different sizes.
 Result<SeqShape> ReadSeqShape(std::span<const std::byte> bytes);
 
-/// A state of consecutive tokens whose rows the owner fills in. Moving it keeps its addresses.
+/// A state of consecutive tokens whose rows the owner fills in, all of them: they are not cleared. Moving it
+/// keeps its addresses.
 class SeqStateBuffer {
  public:
-  /// Of positions [first, first + tokens); tokens > 0. Rows are zero.
+  /// Of positions [first, first + tokens); tokens > 0.
   SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens);
 
-  std::span<const std::byte> bytes() const { return bytes_; }
+  std::span<const std::byte> bytes() const { return {bytes_.get(), size_}; }
   SeqShape shape() const { return shape_; }
   uint32_t tokens() const { return tokens_; }
-  std::byte* K(uint32_t layer) { return bytes_.data() + k_offset_ + layer * plane_bytes_; }
+  std::byte* K(uint32_t layer) { return bytes_.get() + k_offset_ + layer * plane_bytes_; }
   std::byte* V(uint32_t layer) { return K(shape_.layers + layer); }
 
  private:
-  std::vector<std::byte> bytes_;
+  uint64_t size_;
+  std::unique_ptr<std::byte[]> bytes_;
   SeqShape shape_;
   uint32_t tokens_;
   uint64_t k_offset_, plane_bytes_;
