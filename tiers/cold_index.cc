@@ -69,6 +69,10 @@ rocksdb::Options MakeOptions(uint64_t reserve_bytes) {
   options.max_total_wal_size = 2 * options.write_buffer_size;
   options.target_file_size_base = kMaxFileBytes;
   options.level_compaction_dynamic_level_bytes = true;  // of what is superseded little stays
+  // Writers wait rather than let files that are not yet merged outgrow the reserve (ColdSegmentRecords).
+  options.level0_file_num_compaction_trigger = 2;
+  options.level0_slowdown_writes_trigger = 3;
+  options.level0_stop_writes_trigger = 4;
   options.max_open_files = kMaxOpenFiles;
   options.max_background_jobs = 2;
   options.allow_fallocate = false;

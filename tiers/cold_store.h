@@ -47,7 +47,7 @@ constexpr uint32_t ColdSegmentLimit(uint64_t capacity_bytes, uint64_t segment_by
 /// Records, live or dead, that a segment takes: so many that the index, which has an entry for each, stays in
 /// the part of the reserve that models leave, with its logs and what it writes anew.
 constexpr uint32_t ColdSegmentRecords(uint64_t capacity_bytes, uint64_t segment_bytes) {
-  constexpr uint64_t kEntryBytes = 512;  // half of it is the entry; it stands twice while files are merged
+  constexpr uint64_t kEntryBytes = 640;  // 250 of them the entry; it stands twice while files are merged
   constexpr uint64_t kLogs = 8;          // buffers' worth of logs and of files not yet merged
   const uint64_t reserve = ColdIndexReserveBytes(capacity_bytes);
   const uint64_t taken =
