@@ -274,8 +274,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{
             "NvmeKeyInCxl", Cxl("direct_io = true\n"),
             "kvtier.toml:4: [tier.cold] direct_io: unknown key (known: medium, source, path, numa_node, "
-            "segment, capacity, scrub_rate, rewrite_share, admission, write_budget, codec, high_watermark, "
-            "low_watermark)"},
+            "mapped_by, segment, capacity, scrub_rate, rewrite_share, admission, write_budget, codec, "
+            "high_watermark, low_watermark)"},
         BadConfig{"UnknownColdMedium", Cold("medium = \"host\"\n"),
                   "kvtier.toml:4: [tier.cold] medium: unknown medium \"host\" (known here: cxl, nvme)"},
         BadConfig{"UnknownAdmission", Cold("admission = \"some\"\n"),

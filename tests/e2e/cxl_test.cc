@@ -214,7 +214,7 @@ TEST_F(Cxl, S51_AClientOfADaemonThatWasKilledMapsTheNextOnesMemory) {
   ASSERT_EQ(lease->Fetch(0, before.View(), results), KVTIER_OK) << api::LastError();
   daemon_->Kill();
   ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
-  ASSERT_EQ(engine.Fetch(sequence, after).size(), kBlocks);
+  ASSERT_TRUE(Eventually(20, [&] { return engine.Fetch(sequence, after).size() == kBlocks; }));
   EXPECT_EQ(Promoted(), 0.0);
   EXPECT_TRUE(before.SameOver(after, 0, kBlocks * kBlockTokens));
   // The lease was the first daemon's, though the bytes are there.

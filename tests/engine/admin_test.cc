@@ -97,15 +97,16 @@ TEST_F(AdminTest, ABlockIsListedWithWhatDecidesWhereItIs) {
 }
 
 TEST(AdminColdTest, WhatAStartFindsIsAsOldAsTheStart) {
-  LadderFixture ladder({.tiers = {ColdTier("cold", 16 * kMiB, kMiB, CodecId::kKv4p)}});
+  LadderFixture ladder({.tiers = {HostTier("warm", 4 * kMiB, CodecId::kKv4p),
+                                  ColdTier("cold", 16 * kMiB, kMiB, CodecId::kKv4p)}});
   ladder.PutCodes(1, 2, Durability::kDurable);
   ladder.harness.Advance(std::chrono::hours(3));
   ladder.harness.Restart();
   ladder.Begin();
   ladder.harness.Advance(std::chrono::seconds(20));
-  ASSERT_EQ(*ladder.harness.Call<uint64_t>(AdminEvict{TierId{0}, 2, {}}), 2u);
+  ASSERT_EQ(*ladder.harness.Call<uint64_t>(AdminEvict{TierId{1}, 2, {}}), 2u);
   EXPECT_NEAR(
-      ladder.harness.metrics().tier[0].residence[static_cast<size_t>(Departure::kEvicted)].SumTenths(), 400,
+      ladder.harness.metrics().tier[1].residence[static_cast<size_t>(Departure::kEvicted)].SumTenths(), 400,
       4);
 }
 

@@ -296,13 +296,17 @@ class TenantStoreTest : public testing::Test {
 };
 
 TEST_F(TenantStoreTest, AStoreIsOneTenantsFromItsMakingOnOrNever) {
-  EXPECT_EQ(Make("uid:1")->tenant(), "uid:1");
-  for (const char* later : {"uid:1", "uid:2", ""}) EXPECT_EQ(Make(later)->tenant(), "uid:1") << later;
-  EXPECT_EQ(Version(), kCxlTenantVersion) << "older programs would put others' blocks there";
+  for (const char* tenant : {"uid:1", "uid:1", "uid:2", ""}) {
+    const auto store = Make(tenant);
+    EXPECT_EQ(store->tenant(), "uid:1") << tenant;
+    EXPECT_EQ(Version(), kCxlTenantVersion) << "older programs would put others' blocks there";
+  }
   fs::remove(Path());
-  EXPECT_EQ(Make("")->tenant(), "");
-  EXPECT_EQ(Version(), kColdFormatVersion);
-  EXPECT_EQ(Make("uid:1")->tenant(), "");
+  for (const char* tenant : {"", "uid:1"}) {
+    const auto store = Make(tenant);
+    EXPECT_EQ(store->tenant(), "") << tenant;
+    EXPECT_EQ(Version(), kColdFormatVersion);
+  }
 }
 
 TEST_F(TenantStoreTest, WhatStoodInTheMemoryBeforeIsGoneWhereATenantsClientsWillMapIt) {
