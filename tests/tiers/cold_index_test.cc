@@ -69,7 +69,7 @@ TEST_P(IndexOfTinyRecords, StaysInsideTheReserve) {
 
 INSTANTIATE_TEST_SUITE_P(Capacities, IndexOfTinyRecords,
                          testing::Values(Store{16 * kMiB, kMiB}, Store{32 * kMiB, kMiB},
-                                         Store{1024 * kMiB, 16 * kMiB}, Store{8 * 1024 * kMiB, 64 * kMiB}),
+                                         Store{1024 * kMiB, 16 * kMiB}),
                          [](const auto& info) {
                            return std::to_string(info.param.capacity_bytes / kMiB) + "MiB";
                          });
