@@ -94,6 +94,8 @@ main() {
       build/bin/kvtier_llamacpp_engine_test --gtest_brief=1 --gtest_filter='*SameLogits*:*EachByItself*'
     stage "llama.cpp on kvtier: quality of every precision"
     build/bin/kvtier-eval quality --quick
+    build/bin/kvtier-eval quality --quick --fp32 --only raw16 --only "raw16, attended" --only kv4p --only "kv4p, attended" \
+      --only kv42 --only "kv42, attended" --only kv2p --only "kv2p, attended"
     stage "vLLM, SGLang, LMCache and transformers on kvtier: fetch and test"
     KVTIER_BUILD=build tests/adapters/run.sh
   else

@@ -1,5 +1,7 @@
 #include "tests/eval/context_kv.h"
 
+#include <algorithm>
+
 namespace kvtier::eval {
 
 Result<ContextKv> ContextKv::Make(std::vector<std::byte> state, llamacpp::HeadShape heads) {
@@ -32,6 +34,14 @@ KvLayerView ContextKv::View(uint32_t layer, uint32_t first_token) {
   view.k = k;
   view.v = k + shape_.layers * plane_bytes_;
   return view;
+}
+
+void ContextKv::Blank() {
+  for (uint32_t layer = 0; layer < shape_.layers && tokens_ > 0; ++layer) {
+    const KvLayerView view = View(layer, 0);
+    for (std::byte* const rows : {view.k, view.v})
+      std::fill_n(rows, size_t{tokens_} * shape_.row_bytes, std::byte{0});
+  }
 }
 
 double ContextKv::elements() const {

@@ -24,6 +24,8 @@ class ContextKv {
   llamacpp::HeadShape heads() const { return heads_; }
   /// One layer from `first_token` on, FP16.
   KvLayerView View(uint32_t layer, uint32_t first_token);
+  /// Zeros in the place of every K and V.
+  void Blank();
   /// Numbers of K and V together.
   double elements() const;
 

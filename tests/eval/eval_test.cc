@@ -120,6 +120,45 @@ TEST(Methods, EachKeepsAsMuchOfTheContextAsItsBitsAllow) {
   for (const Rule& rule : Rules()) EXPECT_TRUE(names.contains(rule.better));
 }
 
+TEST(Methods, BlocksAreTheWholeContextInOrder) {
+  Result<ContextKv> context = ContextKv::Make(RandomState(), kHeads);
+  ASSERT_TRUE(context.ok());
+  size_t with_blocks = 0;
+  for (const Method& method : AllMethods()) {
+    if (!method.encode) continue;
+    SCOPED_TRACE(method.name);
+    const Result<std::vector<StoredBlock>> blocks = method.encode(*context);
+    ASSERT_TRUE(blocks.ok()) << blocks.status().ToString();
+    uint64_t token = 0;
+    for (const StoredBlock& block : *blocks) {
+      EXPECT_EQ(block.image.identity.first_position, token);
+      EXPECT_EQ(block.image.bytes.data(), block.owned.bytes.data());
+      token += block.image.identity.shape.tokens;
+    }
+    EXPECT_EQ(token, kContextTokens);
+    ContextKv stored = *context;
+    EXPECT_EQ(*method.store(stored), BitsOf(*blocks));
+    ++with_blocks;
+  }
+  EXPECT_GE(with_blocks, AllCodecs().size() - 1) << "all but raw8";
+}
+
+TEST(Context, ABlankOneHasItsTokensAndNothingOfTheirKv) {
+  Result<ContextKv> context = ContextKv::Make(RandomState(), kHeads);
+  ASSERT_TRUE(context.ok());
+  context->Blank();
+  Result<ContextKv> blank = ContextKv::Make({context->state().begin(), context->state().end()}, kHeads);
+  ASSERT_TRUE(blank.ok()) << blank.status().ToString();
+  EXPECT_EQ(blank->tokens(), kContextTokens);
+  const size_t row = kHeads.kv_heads * kHeads.head_dim * 2;
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    const KvLayerView view = blank->View(layer, 0);
+    for (const std::byte* rows : {view.k, view.v})
+      EXPECT_TRUE(
+          std::all_of(rows, rows + kContextTokens * row, [](std::byte b) { return b == std::byte{0}; }));
+  }
+}
+
 TEST(Methods, ACodecChangesTheTokensOfItsBlocksAlone) {
   const Result<ContextKv> context = ContextKv::Make(RandomState(), kHeads);
   ASSERT_TRUE(context.ok());

@@ -4,7 +4,6 @@
 
 #include "kernels/numerics.h"
 #include "tests/quality/cache.h"
-#include "tests/support/blocks.h"
 
 namespace kvtier::eval {
 namespace {
@@ -22,8 +21,7 @@ struct Form {
   uint32_t boost_part = 2;  ///< one in so many channels; 0: none
 };
 
-/// One block through an image and back. Returns the image's bits.
-Result<double> StoreBlock(const Form& form, uint32_t first_token, ContextKv& context) {
+Result<StoredBlock> EncodeBlock(const Form& form, uint32_t first_token, ContextKv& context) {
   const uint32_t tokens = std::min<uint32_t>(form.tokens, context.tokens() - first_token);
   const auto dim = static_cast<uint16_t>(context.heads().head_dim);
   const BlockShape shape = {.layers = context.layers(),
@@ -41,40 +39,55 @@ Result<double> StoreBlock(const Form& form, uint32_t first_token, ContextKv& con
   for (uint32_t layer = 0; layer < shape.layers; ++layer)
     GatherRawLayer(shape, context.View(layer, first_token),
                    std::span(raw).subspan(layer * layer_bytes, layer_bytes));
-  KVTIER_ASSIGN(const OwnedImage owned, EncodeOwned(*form.codec, identity, raw));
-  KVTIER_ASSIGN(const ImageView image, ParseImage(owned.bytes));
-  KVTIER_TRY(VerifyImage(image));
-  for (uint16_t layer = 0; layer < shape.layers; ++layer) {
+  StoredBlock block;
+  KVTIER_ASSIGN(block.owned, EncodeOwned(*form.codec, identity, raw));
+  KVTIER_ASSIGN(block.image, ParseImage(block.owned.bytes));
+  KVTIER_TRY(VerifyImage(block.image));
+  return block;
+}
+
+void DecodeBlock(const ImageView& image, ContextKv& context) {
+  const auto first_token = static_cast<uint32_t>(image.identity.first_position);
+  for (uint16_t layer = 0; layer < image.identity.shape.layers; ++layer) {
     const uint8_t planes = image.table[layer].planes;
     if (planes & kPlaneRaw) continue;  // as it was
     image.codec->decode(image.identity.shape, planes, image.Parts(layer), context.View(layer, first_token));
   }
-  return 8.0 * static_cast<double>(owned.bytes.size());
+}
+
+Method OfBlocks(const std::string& name, const EncodeBlocks& encode) {
+  return {name,
+          [encode](ContextKv& context) -> Result<double> {
+            KVTIER_ASSIGN(const std::vector<StoredBlock> blocks, encode(context));
+            for (const StoredBlock& block : blocks) DecodeBlock(block.image, context);
+            return BitsOf(blocks);
+          },
+          encode};
 }
 
 Method OfForm(const std::string& name, const Form& form) {
-  return {name, [form](ContextKv& context) -> Result<double> {
-            double bits = 0;
-            for (uint32_t token = 0; token < context.tokens(); token += form.tokens) {
-              KVTIER_ASSIGN(const double block, StoreBlock(form, token, context));
-              bits += block;
-            }
-            return bits;
-          }};
+  return OfBlocks(name, [form](ContextKv& context) -> Result<std::vector<StoredBlock>> {
+    std::vector<StoredBlock> blocks;
+    for (uint32_t token = 0; token < context.tokens(); token += form.tokens) {
+      KVTIER_ASSIGN(StoredBlock block, EncodeBlock(form, token, context));
+      blocks.push_back(std::move(block));
+    }
+    return blocks;
+  });
 }
 
 Method Ladder() {
-  return {"ladder", [](ContextKv& context) -> Result<double> {
-            constexpr CodecId kRungs[] = {CodecId::kRaw16, CodecId::kKv4p, CodecId::kKv42, CodecId::kKv2p};
-            const uint32_t blocks = (context.tokens() + kUsualTokens - 1) / kUsualTokens;
-            double bits = 0;
-            for (uint32_t block = 0; block < blocks; ++block) {
-              const Form form = {FindCodec(kRungs[block * std::size(kRungs) / blocks])};
-              KVTIER_ASSIGN(const double image, StoreBlock(form, block * kUsualTokens, context));
-              bits += image;
-            }
-            return bits;
-          }};
+  return OfBlocks("ladder", [](ContextKv& context) -> Result<std::vector<StoredBlock>> {
+    constexpr CodecId kRungs[] = {CodecId::kRaw16, CodecId::kKv4p, CodecId::kKv42, CodecId::kKv2p};
+    const uint32_t count = (context.tokens() + kUsualTokens - 1) / kUsualTokens;
+    std::vector<StoredBlock> blocks;
+    for (uint32_t i = 0; i < count; ++i) {
+      const Form form = {FindCodec(kRungs[i * std::size(kRungs) / count])};
+      KVTIER_ASSIGN(StoredBlock block, EncodeBlock(form, i * kUsualTokens, context));
+      blocks.push_back(std::move(block));
+    }
+    return blocks;
+  });
 }
 
 /// Calls `visit` with every number's place in the state and in [head][token][channel].
@@ -115,6 +128,12 @@ Method OfReference(const quality::LayerReference& reference) {
 }
 
 }  // namespace
+
+double BitsOf(std::span<const StoredBlock> blocks) {
+  double bits = 0;
+  for (const StoredBlock& block : blocks) bits += 8.0 * static_cast<double>(block.owned.bytes.size());
+  return bits;
+}
 
 std::vector<Method> AllMethods() {
   const auto codec = [](CodecId id) { return FindCodec(id); };

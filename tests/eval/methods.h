@@ -1,18 +1,32 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "tests/eval/context_kv.h"
+#include "tests/support/blocks.h"
 
 namespace kvtier::eval {
+
+/// A block of a context as the daemon stores it.
+struct StoredBlock {
+  OwnedImage owned;
+  ImageView image;  ///< of it; its first_position is the block's first token
+};
+/// All metadata counted.
+double BitsOf(std::span<const StoredBlock> blocks);
+using EncodeBlocks = std::function<Result<std::vector<StoredBlock>>(ContextKv&)>;
 
 /// A way to store a context.
 struct Method {
   std::string name;
   /// Replaces K and V by what comes back; returns the bits stored, all metadata counted. Errors: the codec's.
   std::function<Result<double>(ContextKv&)> store;
+  /// The blocks that `store` reads back, in order, from the first token to the last; empty for formats of
+  /// others.
+  EncodeBlocks encode = {};
 };
 
 /// Blocks that are taken through images as the daemon makes them: every rung, and the default ladder with a
@@ -22,6 +36,9 @@ std::vector<Method> AllMethods();
 
 /// The method that has to change nothing.
 inline constexpr const char kExactMethod[] = "raw16";
+/// Behind the name of a method whose blocks the model attends to as they are stored, instead of reading them
+/// back.
+inline constexpr const char kAttended[] = ", attended";
 
 /// llama.cpp's own quantized caches, which the engine runs on instead of storing a context.
 inline constexpr const char kQ8Cache[] = "q8_0 cache";

@@ -1,8 +1,10 @@
 #include "tests/eval/model_run.h"
 
 #include <llama.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "client/engines/llamacpp/llama_text.h"
 #include "tiers/base/check.h"
@@ -12,14 +14,33 @@ namespace kvtier::eval {
 using llamacpp::BatchToken;
 using llamacpp::LlamaEngine;
 
+Result<std::string> MakeFp32Model(const std::string& model_path) {
+  const std::string path = model_path + ".fp32", part = path + "." + std::to_string(::getpid());
+  std::error_code error;
+  const auto made = std::filesystem::last_write_time(path, error);
+  if (!error && made >= std::filesystem::last_write_time(model_path, error)) return path;
+  llama_backend_init();
+  llama_model_quantize_params params = llama_model_quantize_default_params();
+  params.ftype = LLAMA_FTYPE_ALL_F32;
+  params.allow_requantize = true;
+  const bool written = llama_model_quantize(model_path.c_str(), part.c_str(), &params) == 0;
+  if (written) std::filesystem::rename(part, path, error);
+  if (written && !error) return path;
+  std::filesystem::remove(part, error);
+  return Status(Code::kInvalidArgument, "llama.cpp cannot widen " + model_path);
+}
+
 Result<std::unique_ptr<ModelRun>> ModelRun::Make(const Options& options) {
-  KVTIER_ASSIGN(std::unique_ptr<LlamaEngine> engine, LlamaEngine::Make({.model_path = options.model_path,
-                                                                        .sequences = 1,
-                                                                        .sequence_tokens = options.tokens,
-                                                                        .batch_tokens = options.batch_tokens,
-                                                                        .threads = options.threads,
-                                                                        .cache_type = options.cache_type}));
-  return std::unique_ptr<ModelRun>(new ModelRun(std::move(engine)));
+  std::unique_ptr<ModelRun> run(new ModelRun());
+  KVTIER_ASSIGN(run->engine_, LlamaEngine::Make({.model_path = options.model_path,
+                                                 .sequences = 1,
+                                                 .sequence_tokens = options.tokens,
+                                                 .batch_tokens = options.batch_tokens,
+                                                 .threads = options.threads,
+                                                 .cache_type = options.cache_type,
+                                                 .on_node = AttendHook::OnNode,
+                                                 .on_node_state = &run->hook_}));
+  return run;
 }
 
 Result<std::vector<int32_t>> ModelRun::Tokenize(const std::string& text) const {
@@ -74,6 +95,16 @@ Result<std::vector<float>> ModelRun::Continue(std::span<const int32_t> tokens, u
     logits.insert(logits.end(), row.begin(), row.end());
   }
   engine_->Memory(0).Truncate(context);
+  return logits;
+}
+
+Result<std::vector<float>> ModelRun::ContinueOn(std::span<const StoredBlock> blocks,
+                                                std::span<const int32_t> tokens, uint32_t scored) {
+  hook_.Start(blocks);
+  Result<std::vector<float>> logits = Continue(tokens, scored);
+  const Status attended = hook_.Finish();
+  KVTIER_TRY(logits.status());
+  KVTIER_TRY(attended);
   return logits;
 }
 

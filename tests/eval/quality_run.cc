@@ -10,12 +10,12 @@ namespace {
 /// The model three times: with the cache that is right, and with llama.cpp's own quantized ones.
 class Runs {
  public:
-  explicit Runs(const QualityOptions& options) : options_(options) {}
+  Runs(const QualityOptions& options, std::string model) : options_(options), model_(std::move(model)) {}
 
   Result<ModelRun*> Get(llamacpp::CacheType type) {
     std::unique_ptr<ModelRun>& run = runs_[type];
     if (run == nullptr) {
-      KVTIER_ASSIGN(run, ModelRun::Make({.model_path = options_.common.model,
+      KVTIER_ASSIGN(run, ModelRun::Make({.model_path = model_,
                                          .tokens = options_.context + options_.scored,
                                          .batch_tokens = options_.scored,
                                          .threads = options_.common.threads,
@@ -26,6 +26,7 @@ class Runs {
 
  private:
   const QualityOptions& options_;
+  const std::string model_;
   std::map<llamacpp::CacheType, std::unique_ptr<ModelRun>> runs_;
 };
 
@@ -64,15 +65,35 @@ class TextRun {
     KVTIER_ASSIGN(const std::vector<float> logits, run.Continue(window.scored, options_.scored));
     const RightLogits right(logits, {window.next.begin(), window.next.end()});
     for (const Method& method : AllMethods()) {
-      if (!IsWanted(options_.common, method.name)) continue;
-      progress_.Show(method.name);
-      ContextKv stored = context;
-      KVTIER_ASSIGN(const double bits, method.store(stored));
-      KVTIER_TRY(run.Load(stored));
-      KVTIER_TRY(Score(method.name, bits / context.elements(), run, window, right));
+      KVTIER_TRY(RunDecoded(method, context, run, window, right));
+      KVTIER_TRY(RunAttended(method, context, run, window, right));
     }
     KVTIER_TRY(RunStock(kQ8Cache, llamacpp::CacheType::kQ8_0, window, context.elements(), right));
     return RunStock(kQ4Cache, llamacpp::CacheType::kQ4_0, window, context.elements(), right);
+  }
+
+  Status RunDecoded(const Method& method, ContextKv context, ModelRun& run, const Window& window,
+                    const RightLogits& right) {
+    if (!IsWanted(options_.common, method.name)) return Status::Ok();
+    progress_.Show(method.name);
+    KVTIER_ASSIGN(const double bits, method.store(context));
+    KVTIER_TRY(run.Load(context));
+    KVTIER_ASSIGN(const std::vector<float> logits, run.Continue(window.scored, options_.scored));
+    Keep(method.name, bits / context.elements(), right.Score(logits));
+    return Status::Ok();
+  }
+
+  Status RunAttended(const Method& method, ContextKv context, ModelRun& run, const Window& window,
+                     const RightLogits& right) {
+    const std::string name = method.name + kAttended;
+    if (!method.encode || !IsWanted(options_.common, name)) return Status::Ok();
+    progress_.Show(name);
+    KVTIER_ASSIGN(const std::vector<StoredBlock> blocks, method.encode(context));
+    context.Blank();  // so that nothing but the blocks can be what the model attends to
+    KVTIER_TRY(run.Load(context));
+    KVTIER_ASSIGN(const std::vector<float> logits, run.ContinueOn(blocks, window.scored, options_.scored));
+    Keep(name, BitsOf(blocks) / context.elements(), right.Score(logits));
+    return Status::Ok();
   }
 
   Status RunStock(const std::string& name, llamacpp::CacheType type, const Window& window, double elements,
@@ -82,20 +103,19 @@ class TextRun {
     KVTIER_ASSIGN(ModelRun* const run, runs_.Get(type));
     KVTIER_TRY(run->Prefill(window.context));
     KVTIER_ASSIGN(const std::vector<std::byte> state, run->Save());
-    return Score(name, 8.0 * static_cast<double>(state.size()) / elements, *run, window, right);
+    KVTIER_ASSIGN(const std::vector<float> logits, run->Continue(window.scored, options_.scored));
+    Keep(name, 8.0 * static_cast<double>(state.size()) / elements, right.Score(logits));
+    return Status::Ok();
   }
 
-  Status Score(const std::string& name, double bits_per_element, ModelRun& run, const Window& window,
-               const RightLogits& right) {
-    KVTIER_ASSIGN(const std::vector<float> logits, run.Continue(window.scored, options_.scored));
+  void Keep(const std::string& name, double bits_per_element, std::vector<TokenScore> window) {
     MethodScores* scores = nullptr;
     for (MethodScores& known : scores_.methods)
       if (known.method == name) scores = &known;
     if (scores == nullptr)
       scores = &scores_.methods.emplace_back(
           MethodScores{.method = name, .bits_per_element = bits_per_element, .windows = {}});
-    scores->windows.push_back(right.Score(logits));
-    return Status::Ok();
+    scores->windows.push_back(std::move(window));
   }
 
   const QualityOptions& options_;
@@ -108,7 +128,11 @@ class TextRun {
 
 Result<std::vector<TextScores>> RunQuality(const QualityOptions& options) {
   Progress progress;
-  Runs runs(options);
+  std::string model = options.common.model;
+  if (options.fp32) {
+    KVTIER_ASSIGN(model, MakeFp32Model(options.common.model));
+  }
+  Runs runs(options, std::move(model));
   std::vector<TextScores> results;
   for (const std::string& option : options.common.texts) {
     KVTIER_ASSIGN(const Text text, LoadText(option));

@@ -13,6 +13,7 @@ struct QualityOptions {
   uint32_t windows = 4;  ///< of each text
   uint32_t context = 1024;
   uint32_t scored = 256;
+  bool fp32 = false;  ///< weights in FP32: see MakeFp32Model
 };
 
 /// What became of one method on one text.
@@ -28,8 +29,8 @@ struct TextScores {
 };
 
 /// Context tokens computed in FP16, taken through each method, and the tokens behind them computed on what
-/// comes back; also with llama.cpp's own quantized caches, where the context has been computed on them.
-/// Errors: the engine's, the codecs', the texts'.
+/// comes back, and on the blocks as they are stored (kAttended); also with llama.cpp's own quantized caches,
+/// where the context has been computed on them. Errors: the engine's, the codecs', the texts'.
 Result<std::vector<TextScores>> RunQuality(const QualityOptions& options);
 
 }  // namespace kvtier::eval

@@ -117,6 +117,8 @@ llama_context_params ContextParams(const EngineOptions& options) {
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.type_k = params.type_v = TypeOf(options.cache_type);
   params.kv_unified = true;
+  params.cb_eval = options.on_node;
+  params.cb_eval_user_data = options.on_node_state;
   return params;
 }
 

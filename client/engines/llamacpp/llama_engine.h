@@ -21,6 +21,10 @@ struct EngineOptions {
   uint32_t batch_tokens = 256;      ///< of one Decode
   uint32_t threads = 1;
   CacheType cache_type = CacheType::kFp16;
+  /// llama.cpp's cb_eval: asked before a node of a Decode is computed, called after it where the answer was
+  /// true. Null: none.
+  bool (*on_node)(ggml_tensor* node, bool ask, void* state) = nullptr;
+  void* on_node_state = nullptr;
 };
 
 /// A model and its KV cache as kvtier needs them: FP16 (by default), one unified stream, flash attention, so

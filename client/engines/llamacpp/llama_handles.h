@@ -3,6 +3,7 @@
 #include <memory>
 
 // llama.cpp's own types, so that its header stays inside the sources that call it.
+struct ggml_tensor;
 struct llama_context;
 struct llama_model;
 struct llama_sampler;
