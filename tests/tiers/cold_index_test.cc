@@ -41,7 +41,7 @@ TEST_P(IndexOfTinyRecords, StaysInsideTheReserve) {
   TempFolder folder;
   auto index = ColdIndex::Open({.folder = folder.path(), .reserve_bytes = reserve}).value();
   uint64_t seed = 0, most = 0;
-  for (uint64_t epoch = 1; epoch <= 4; ++epoch) {
+  for (uint64_t epoch = 1; epoch <= 3; ++epoch) {
     for (uint32_t segment = 0; segment < segments; ++segment) {
       ASSERT_TRUE(index->EraseSegment(segment).ok());
       std::vector<ColdRecord> batch;
