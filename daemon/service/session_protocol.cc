@@ -116,6 +116,8 @@ Status SessionLoop::HandleMapped(SessionConnection& connection, ArenaId store) {
     if (found->second == SessionConnection::ArenaState::kMapped) break;
     found->second = SessionConnection::ArenaState::kMapped;
     Owe(StoreMapped{.session = connection.session->id, .tier = one.tier});
+    spdlog::info("session {} of {} maps tier {}", connection.session->id.value,
+                 connection.session->tenant_name, one.tier.value);
     return Status::Ok();
   }
   return Status(Code::kInvalidArgument, "mapped a store that was not offered, or twice");

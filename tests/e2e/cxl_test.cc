@@ -42,6 +42,17 @@ class Cxl : public E2eTest {
     maps << std::ifstream("/proc/self/maps").rdbuf();
     return maps.str().find(data_.File("cxl")) != std::string::npos;
   }
+  /// For the engine, the first session of each of the daemon's starts: until then its blocks come through
+  /// DRAM.
+  void WaitUntilMapped(int starts = 1) const {
+    const std::string told = " session 1 of " + Me() + " maps tier ";
+    ASSERT_TRUE(Eventually(kPatienceMs / 1000.0, [&] {
+      const std::string log = daemon_->Log();
+      int mapped = 0;
+      for (size_t at = 0; (at = log.find(told, at)) != std::string::npos; at += told.size()) ++mapped;
+      return mapped == starts;
+    })) << daemon_->Log();
+  }
   /// Blocks that came up to DRAM.
   double Promoted() {
     const Result<double> moved = daemon_->Metric("kvtier_moved_blocks_total{from=\"cxl\",to=\"hot\"}");
@@ -132,6 +143,7 @@ TEST_F(Cxl, WhatIsReadStraightFromTheMemoryIsWhatTheWayThroughDramGives) {
   EXPECT_THAT(daemon_->Log(), HasSubstr("mapped by clients of " + Me()));
   {
     const Engine engine = Connect();
+    WaitUntilMapped();
     const api::Sequence sequence = engine.Keys(tokens);
     for (const auto& result : engine.Put(sequence, kv)) ASSERT_EQ(result.code, KVTIER_OK);
     Demote();
@@ -186,6 +198,7 @@ TEST_F(Cxl, APlainFileIsMappedWhereTheConfigurationSaysSo) {
     StartDaemon({.more = CxlSection(uint64_t{32} << 20) + source + MappedBy(Me())});
     EXPECT_EQ(daemon_->Log().find("source = \"file\" asks for it all the same") == std::string::npos, named);
     const Engine engine = Connect();
+    if (named) WaitUntilMapped();
     Kv kv = Kv::Random(1, kBlockTokens), out(kBlockTokens);
     const api::Sequence sequence = engine.Keys(Tokens(1, kBlockTokens));
     for (const auto& result : engine.Put(sequence, kv)) EXPECT_EQ(result.code, KVTIER_OK);
@@ -202,6 +215,7 @@ TEST_F(Cxl, APlainFileIsMappedWhereTheConfigurationSaysSo) {
 TEST_F(Cxl, S51_AClientOfADaemonThatWasKilledMapsTheNextOnesMemory) {
   StartDaemon({.more = CxlSection(uint64_t{32} << 20) + MappedBy(Me())});
   const Engine engine = Connect();
+  WaitUntilMapped();
   constexpr uint32_t kBlocks = 8;
   Kv kv = Kv::Random(1, kBlocks * kBlockTokens), before(kBlocks * kBlockTokens),
      after(kBlocks * kBlockTokens);
@@ -214,7 +228,9 @@ TEST_F(Cxl, S51_AClientOfADaemonThatWasKilledMapsTheNextOnesMemory) {
   ASSERT_EQ(lease->Fetch(0, before.View(), results), KVTIER_OK) << api::LastError();
   daemon_->Kill();
   ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
-  ASSERT_TRUE(Eventually(20, [&] { return engine.Fetch(sequence, after).size() == kBlocks; }));
+  ASSERT_TRUE(Eventually(kPatienceMs / 1000.0, [&] { return engine.Hits(sequence) == kBlocks; }));
+  WaitUntilMapped(2);
+  ASSERT_EQ(engine.Fetch(sequence, after).size(), kBlocks);
   EXPECT_EQ(Promoted(), 0.0);
   EXPECT_TRUE(before.SameOver(after, 0, kBlocks * kBlockTokens));
   // The lease was the first daemon's, though the bytes are there.
