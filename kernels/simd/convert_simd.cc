@@ -13,15 +13,13 @@
 #include <limits>
 
 #include "kernels/simd/copy_simd.h"
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/rotate-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
 #include "kernels/simd/target_vectors-inl.h"
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if HWY_TARGET != HWY_SCALAR
 
 /// What is read is fetched so far ahead.
 inline constexpr size_t kBytesAhead = 2048;
@@ -98,7 +96,7 @@ void ConvertRotated(const RowConversion& conversion, const std::byte* source, si
 #endif
 
 uint32_t LargestMagnitudeOf(DType dtype, const std::byte* source, size_t n) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#if HWY_TARGET == HWY_SCALAR
   return internal::LargestMagnitude(DTypeBytes(dtype), source, n);
 #else
   return DTypeBytes(dtype) == 1 ? LargestOf<uint8_t>(source, n) : LargestOf<uint16_t>(source, n);
@@ -112,7 +110,7 @@ inline constexpr float kFp8ScaleMax = 0x1p100f;
 
 void Convert(const RowConversion& conversion, const std::byte* source, size_t n, std::byte* target,
              Stores stores) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#if HWY_TARGET == HWY_SCALAR
   (void)stores;
   ConvertRow(conversion, source, n, target);
 #else

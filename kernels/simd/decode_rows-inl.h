@@ -13,6 +13,8 @@
 #include "kernels/simd/decode_layer.h"
 #include "kernels/team.h"
 
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_AVX3_DL  // that has avx512_decode-inl.h
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -207,5 +209,7 @@ void DecodeLayerByRows(const DequantizeArgs& args) {
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif  // per target

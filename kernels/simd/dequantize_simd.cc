@@ -13,16 +13,11 @@
 #include <algorithm>
 #include <memory>
 
-#include "kernels/simd/convert_simd.h"
-#include "kernels/team.h"
-#if HWY_TARGET == HWY_AVX3_DL
 #include "kernels/simd/avx512_decode-inl.h"
-#elif HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#include "kernels/simd/convert_simd.h"
 #include "kernels/simd/decode_rows-inl.h"
-#endif
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/target_vectors-inl.h"
-#endif
+#include "kernels/team.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
@@ -31,7 +26,7 @@ void DequantizePortably(const DequantizeArgs& args) {
   LaunchSerial(DequantizeLaunch(args.shape), [&](const SerialTeam& team) { Dequantize(team, args); });
 }
 
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#if HWY_TARGET == HWY_SCALAR
 void DequantizeLayer(const DequantizeArgs& args) {
   DequantizePortably(args);
 }

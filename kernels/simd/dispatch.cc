@@ -23,14 +23,14 @@ struct Level {
 
 #if HWY_ARCH_X86
 constexpr std::array kLevels = {
-    Level{SimdLevel::kPortable, "portable", HWY_EMU128 | HWY_SCALAR},
+    Level{SimdLevel::kPortable, "portable", HWY_SCALAR},
     Level{SimdLevel::kAvx2, "avx2", HWY_AVX2},
     Level{SimdLevel::kAvx512, "avx512", HWY_AVX3},
     Level{SimdLevel::kAvx512Vnni, "avx512-vnni", HWY_AVX3_DL},
 };
 #else
 constexpr std::array kLevels = {
-    Level{SimdLevel::kPortable, "portable", HWY_EMU128 | HWY_SCALAR},
+    Level{SimdLevel::kPortable, "portable", HWY_SCALAR},
     Level{SimdLevel::kNeon, "neon", HWY_NEON},
 };
 #endif

@@ -17,6 +17,8 @@
 #include "kernels/simd/source_vectors-inl.h"
 #include "kernels/simd/target_vectors-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -67,5 +69,7 @@ class RotatedVRow {
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

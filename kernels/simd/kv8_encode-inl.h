@@ -18,6 +18,8 @@
 #include "kernels/simd/source_vectors-inl.h"
 #include "kernels/simd/target_vectors-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -123,5 +125,7 @@ inline Kv8RowErrors QuantizeKv8K(const Source& elements, const KHead& head, cons
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

@@ -17,6 +17,8 @@
 
 #include "kernels/simd/kv8_encode-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -242,5 +244,7 @@ inline Kv8RowErrors QuantizeKv8V(const Source& elements, const Kv8VHead& head) {
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

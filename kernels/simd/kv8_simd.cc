@@ -14,12 +14,10 @@
 #include <vector>
 
 #include "kernels/simd/convert_simd.h"
-#include "kernels/team.h"
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/kv8_decode-inl.h"
 #include "kernels/simd/kv8_encode-inl.h"
 #include "kernels/simd/kv8_encode_v-inl.h"
-#endif
+#include "kernels/team.h"
 
 #ifndef KVTIER_KERNELS_SIMD_QUANTIZE_KV8_PORTABLY
 #define KVTIER_KERNELS_SIMD_QUANTIZE_KV8_PORTABLY
@@ -36,7 +34,7 @@ static Kv8LayerErrors QuantizeKv8Portably(const QuantizeKv8Args& args);
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if HWY_TARGET != HWY_SCALAR
 
 /// A layer in elements of 16 bits, and how they are read.
 template <class Source>
@@ -138,7 +136,7 @@ void DecodeKv8Head(const DequantizeKv8Args& args, uint32_t head, Kv8Scratch& scr
 #endif
 
 Kv8LayerErrors QuantizeKv8Layer(const QuantizeKv8Args& args) {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if HWY_TARGET != HWY_SCALAR
   const BlockShape& shape = args.source.shape;
   if (shape.tokens > shape.nraw) {
     const SourceRows& rows = args.source;
@@ -156,7 +154,7 @@ Kv8LayerErrors QuantizeKv8Layer(const QuantizeKv8Args& args) {
 }
 
 void DequantizeKv8Layer(const DequantizeKv8Args& args) {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if HWY_TARGET != HWY_SCALAR
   if (args.out.channel_stride == DTypeBytes(args.out.dtype)) {
     Kv8Scratch scratch;
     for (uint32_t head = 0; head < args.shape.kv_heads; ++head) DecodeKv8Head(args, head, scratch);

@@ -15,6 +15,8 @@
 #include "kernels/simd/source_vectors-inl.h"
 #include "kernels/tile.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -119,5 +121,7 @@ inline void PackTiles(const TileBatch& batch, uint32_t tiles, uint8_t* high, uin
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

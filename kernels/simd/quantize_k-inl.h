@@ -16,6 +16,8 @@
 #include "kernels/simd/pack_tiles-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -299,5 +301,7 @@ inline RowErrors QuantizeKTileInRange(const Source& elements, const KHead& head,
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

@@ -15,15 +15,13 @@
 #include <span>
 #include <vector>
 
-#include "kernels/simd/boost_simd.h"
-#include "kernels/simd/convert_simd.h"
-#include "kernels/team.h"
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "kernels/simd/avx512_quantize_k-inl.h"
 #include "kernels/simd/avx512_quantize_v-inl.h"
+#include "kernels/simd/boost_simd.h"
+#include "kernels/simd/convert_simd.h"
 #include "kernels/simd/quantize_k-inl.h"
 #include "kernels/simd/quantize_v-inl.h"
-#endif
+#include "kernels/team.h"
 
 #ifndef KVTIER_KERNELS_SIMD_QUANTIZE_PORTABLY
 #define KVTIER_KERNELS_SIMD_QUANTIZE_PORTABLY
@@ -34,7 +32,7 @@ static LayerErrors QuantizePortably(const QuantizeArgs& args);
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if HWY_TARGET != HWY_SCALAR
 
 /// Encodes one layer head by head. What vectors do not take, raw rows and last tiles of fewer than 64
 /// channels, goes through the functions of the portable body.
@@ -239,7 +237,7 @@ class LayerQuantizer {
 #endif
 
 LayerErrors QuantizeLayer(const QuantizeArgs& args) {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#if HWY_TARGET != HWY_SCALAR
   const BlockShape& shape = args.shape;
   if (shape.tokens > shape.nraw) {
     if (shape.dtype == DType::kFp16) return LayerQuantizer(args, Fp16Source(), Fp16Source()).Run();

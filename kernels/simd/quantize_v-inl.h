@@ -19,6 +19,8 @@
 #include "kernels/simd/rotate-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -244,5 +246,7 @@ HWY_NOINLINE void QuantizeRows(VBatch& batch, const VGroup& group, uint32_t firs
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

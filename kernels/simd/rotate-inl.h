@@ -14,6 +14,8 @@
 #include "kernels/simd/source_vectors-inl.h"
 #include "kernels/tile.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -96,5 +98,7 @@ inline void RotateRow(float* row, uint32_t n) {
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -114,5 +116,7 @@ HWY_INLINE void LoadRow(const Source& elements, const std::byte* at, uint32_t n,
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif

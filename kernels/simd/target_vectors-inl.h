@@ -18,6 +18,8 @@
 #include "kernels/simd/pack_tiles-inl.h"
 #include "kernels/simd/source_vectors-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace kvtier::HWY_NAMESPACE {
 
@@ -178,5 +180,7 @@ HWY_INLINE void StoreRow(const Row& row, uint32_t dim, const KvLayerView& view, 
 
 }  // namespace kvtier::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET
 
 #endif
