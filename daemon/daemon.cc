@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "daemon/cold_tiers.h"
-#include "daemon/config/units.h"
 #include "daemon/engine/engine_thread.h"
 #include "daemon/process.h"
 #include "daemon/service/grpc_server.h"
@@ -18,6 +17,7 @@
 #include "daemon/service/socket_path.h"
 #include "monitoring/exporter.h"
 #include "tiers/arena_store.h"
+#include "tiers/base/units.h"
 #include "tiers/cold_store.h"
 #include "tiers/committer.h"
 #include "tiers/transfer_worker.h"

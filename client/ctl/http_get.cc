@@ -7,27 +7,25 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
+#include <string_view>
 
+#include "tiers/base/check.h"
 #include "tiers/base/unique_fd.h"
+#include "tiers/base/units.h"
 
 namespace kvtier::ctl {
 namespace {
 
 Result<sockaddr_in> ParseAddress(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  const std::string host = address.substr(0, colon == std::string::npos ? address.size() : colon);
-  uint16_t port = 0;
-  if (colon != std::string::npos) {
-    std::from_chars(address.data() + colon + 1, address.data() + address.size(), port);
-  }
+  constexpr std::string_view kLocalhost = "localhost:";
+  const bool local = address.starts_with(kLocalhost);
+  KVTIER_ASSIGN(const HostPort place,
+                ParseHostPort(local ? "127.0.0.1:" + address.substr(kLocalhost.size()) : address));
+  if (place.port == 0) return Status(Code::kInvalidArgument, "nobody listens on port 0");
   sockaddr_in parsed{};
   parsed.sin_family = AF_INET;
-  parsed.sin_port = htons(port);
-  const char* numeric = host == "localhost" ? "127.0.0.1" : host.c_str();
-  if (port == 0 || ::inet_pton(AF_INET, numeric, &parsed.sin_addr) != 1) {
-    return Status(Code::kInvalidArgument, "\"" + address + "\" is not like 127.0.0.1:9464");
-  }
+  parsed.sin_port = htons(place.port);
+  KVTIER_CHECK(::inet_pton(AF_INET, place.host.c_str(), &parsed.sin_addr) == 1);
   return parsed;
 }
 

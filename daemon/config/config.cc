@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "daemon/config/config_check.h"
-#include "daemon/config/units.h"
+#include "tiers/base/units.h"
 
 namespace kvtier {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <charconv>
 
-#include "daemon/config/units.h"
+#include "tiers/base/units.h"
 #include "tiers/place.h"
 
 namespace kvtier {

@@ -98,7 +98,8 @@ TEST(Top, NamesWhatIsWrong) {
 
 TEST(HttpGet, SaysWhatIsWrong) {
   using std::chrono::seconds;
-  for (const char* address : {"", "here", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "nowhere.example:80"}) {
+  for (const char* address :
+       {"", "here", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:1x", "nowhere.example:80"}) {
     EXPECT_EQ(HttpGet(address, "/", seconds(1)).status().code(), Code::kInvalidArgument) << address;
   }
   EXPECT_EQ(HttpGet("127.0.0.1:1", "/", seconds(1)).status().code(), Code::kUnavailable);

@@ -1,4 +1,4 @@
-#include "daemon/config/units.h"
+#include "tiers/base/units.h"
 
 #include <arpa/inet.h>
 
