@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kKeyBytes = 32;
 constexpr uint32_t kMostUses = 15;  ///< that are told apart
-constexpr const char* kPrecisionNames[] = {"none", "int2", "k4v2", "int4", "bits8", "bits16"};
 
 using Block = v1::ListBlocksReply::Block;
 using BlockCopy = v1::ListBlocksReply::Copy;
@@ -23,21 +22,10 @@ std::string TierName(const v1::StatsReply& stats, uint32_t tier) {
                                                      : std::to_string(tier);
 }
 
-std::string PrecisionName(uint32_t precision) {
-  return precision < std::size(kPrecisionNames) ? kPrecisionNames[precision] : std::to_string(precision);
-}
-
 std::string PrecisionOf(const BlockCopy& copy) {
   const Codec* codec = copy.codec() <= UINT8_MAX ? FindCodec(static_cast<CodecId>(copy.codec())) : nullptr;
   return codec != nullptr ? PrecisionName(static_cast<uint32_t>(codec->precision))
                           : "codec " + std::to_string(copy.codec());
-}
-
-std::string Age(uint64_t ms) {
-  const double seconds = static_cast<double>(ms) / 1000;
-  if (seconds < 120) return fmt::format("{:.1f} s", seconds);
-  if (seconds < 7200) return fmt::format("{:.1f} min", seconds / 60);
-  return fmt::format("{:.1f} h", seconds / 3600);
 }
 
 /// What becomes of the highest copy when its tier needs room.
@@ -115,8 +103,8 @@ std::string ExplainText(const Block& block, const v1::ListModelsReply::Model& mo
   Table copies({"tier", "precision", "bytes", "for", "K error", "V error"});
   for (const BlockCopy& copy : block.copies()) {
     copies.Row({TierName(stats, copy.tier()), PrecisionOf(copy), HumanBytes(copy.bytes()),
-                Age(copy.present_ms()), fmt::format("{:.4f}", copy.k_error()),
-                fmt::format("{:.4f}", copy.v_error())});
+                HumanSeconds(static_cast<double>(copy.present_ms()) / 1000),
+                fmt::format("{:.4f}", copy.k_error()), fmt::format("{:.4f}", copy.v_error())});
   }
   text += '\n' + facts.str() + '\n' + copies.str() + '\n';
   for (const std::string& reason : Reasons(block, stats)) text += "- " + reason + '\n';

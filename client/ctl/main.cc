@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -16,6 +17,7 @@
 #include "codecs/image_layout.h"
 #include "daemon/policy/model_spec.h"
 #include "kvtier/kvtier.h"
+#include "tiers/base/units.h"
 
 namespace kvtier::ctl {
 namespace {
@@ -23,8 +25,6 @@ namespace {
 constexpr int kOk = 0, kError = 1, kUsage = 2;
 constexpr char kDefaultSocket[] = "/run/kvtier/kvtierd.sock";
 constexpr char kDefaultMetrics[] = "127.0.0.1:9464";
-
-using Run = std::function<Result<std::string>(Verbs&)>;
 
 /// Says what it wants instead of a range up to the largest double.
 std::string CheckCount(const std::string& text) {
@@ -37,6 +37,15 @@ std::string CheckCount(const std::string& text) {
 /// An empty name would else be the same as none.
 std::string CheckNamed(const std::string& text) {
   return text.empty() ? "must not be empty" : std::string();
+}
+
+/// CLI11's ranges take what compares with nothing.
+std::string CheckReal(const std::string& text) {
+  return std::isnan(std::strtod(text.c_str(), nullptr)) ? "\"" + text + "\" is not a number" : std::string();
+}
+
+std::string CheckSize(const std::string& text) {
+  return ParseBytes(text).status().message();
 }
 
 struct Arguments {
@@ -52,14 +61,47 @@ struct Arguments {
   double interval_s = 2;
   uint64_t frames = 0;
   SizeRequest size{.block = {.tokens = kMaxTokens}};
+
+  Format format() const { return json ? Format::kJson : Format::kHuman; }
 };
 
-void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
-  const auto verb = [&app, &run](const char* name, const char* what, Run does) {
-    CLI::App* added = app.add_subcommand(name, what);
-    added->callback([&run, does = std::move(does)] { run = does; });
+using Ask = std::function<Result<std::string>(Verbs&)>;
+
+Result<std::string> AskDaemon(const Arguments& arguments, const Ask& ask) {
+  client::Client::Options options;
+  options.connection = {.socket = arguments.socket, .client_name = "kvtierctl"};
+  options.timeout = std::chrono::seconds(2);
+  KVTIER_ASSIGN(const std::shared_ptr<client::Client> client, client::Client::Open(std::move(options)));
+  Verbs verbs(*client, arguments.format(), std::chrono::seconds(arguments.timeout_s));
+  const Result<std::string> text = ask(verbs);
+  client->Close();
+  return text;
+}
+
+/// The verbs of the command line. One more is one more call of Add, or of AddOfDaemon.
+class VerbTable {
+ public:
+  /// Gives back what there is to print.
+  using Run = std::function<Result<std::string>()>;
+
+  VerbTable(CLI::App& app, const Arguments& arguments) : app_(app), arguments_(arguments) {}
+  CLI::App* Add(const char* name, const char* what, Run does) {
+    CLI::App* added = app_.add_subcommand(name, what);
+    added->callback([this, does = std::move(does)] { chosen_ = does; });
     return added;
-  };
+  }
+  CLI::App* AddOfDaemon(const char* name, const char* what, Ask ask) {
+    return Add(name, what, [this, ask = std::move(ask)] { return AskDaemon(arguments_, ask); });
+  }
+  Result<std::string> RunChosen() const { return chosen_(); }
+
+ private:
+  CLI::App& app_;
+  const Arguments& arguments_;
+  Run chosen_;
+};
+
+void AddVerbs(VerbTable& verbs, Arguments& arguments) {
   const auto with_tier = [&arguments](CLI::App* added) {
     added->add_option("TIER", arguments.tier, "name or number of the tier")->required()->check(CheckNamed);
     return added;
@@ -67,22 +109,29 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
   const auto with_count = [&arguments](CLI::App* added) {
     added->add_option("N", arguments.count, "how many blocks; all when left out")->check(CheckCount);
   };
-  verb("status", "the daemon and its tiers", [](Verbs& v) { return v.Status(); });
-  verb("tiers", "what the tiers hold", [](Verbs& v) { return v.Tiers(); });
-  verb("models", "registered models of all tenants", [](Verbs& v) { return v.Models(); });
-  CLI::App* blocks = verb("blocks", "blocks of a model",
-                          [&](Verbs& v) { return v.Blocks(arguments.model, arguments.limit); });
+  verbs.AddOfDaemon("status", "the daemon and its tiers", [](Verbs& v) { return v.Status(); });
+  verbs.AddOfDaemon("tiers", "what the tiers hold", [](Verbs& v) { return v.Tiers(); });
+  verbs.AddOfDaemon("models", "registered models of all tenants", [](Verbs& v) { return v.Models(); });
+  CLI::App* blocks = verbs.AddOfDaemon("blocks", "blocks of a model",
+                                       [&](Verbs& v) { return v.Blocks(arguments.model, arguments.limit); });
   blocks->add_option("MODEL", arguments.model, "number of the model, see `models`")->required();
   blocks->add_option("--limit", arguments.limit, "at most so many blocks");
-  verb("explain", "where a block is, and why", [&](Verbs& v) { return v.Explain(arguments.key); })
+  verbs
+      .AddOfDaemon("explain", "where a block is, and why", [&](Verbs& v) { return v.Explain(arguments.key); })
       ->add_option("KEY", arguments.key, "its key, or as much of it as no other starts with")
       ->required();
-  with_count(with_tier(verb("demote", "move the least valuable blocks of a tier one tier down",
-                            [&](Verbs& v) { return v.Demote(arguments.tier, arguments.count); })));
-  with_count(with_tier(verb("evict", "drop the least valuable blocks of a tier",
-                            [&](Verbs& v) { return v.Evict(arguments.tier, arguments.count); })));
-  CLI::App* verify = verb("verify", "read and check every block of a tier; of all when none is named",
-                          [&](Verbs& v) { return v.Verify(arguments.tier); });
+  with_count(
+      with_tier(verbs.AddOfDaemon("demote", "move the least valuable blocks of a tier one tier down",
+                                  [&](Verbs& v) { return v.Demote(arguments.tier, arguments.count); })));
+  with_count(with_tier(verbs.AddOfDaemon("evict", "drop the least valuable blocks of a tier", [&](Verbs& v) {
+    return v.Evict(arguments.tier, arguments.count);
+  })));
+  const Ask verify_tier = [&arguments](Verbs& v) { return v.Verify(arguments.tier); };
+  CLI::App* verify = verbs.Add(
+      "verify", "read and check every block of a tier; of all when none is named", [&arguments, verify_tier] {
+        return arguments.store.empty() ? AskDaemon(arguments, verify_tier)
+                                       : VerifyStore(arguments.store, arguments.format());
+      });
   CLI::Option* tier =
       verify->add_option("TIER", arguments.tier, "name or number of the tier")->check(CheckNamed);
   verify
@@ -91,29 +140,56 @@ void AddVerbs(CLI::App& app, Arguments& arguments, Run& run) {
       ->excludes(tier)
       ->check(CheckNamed)
       ->type_name("FOLDER");
-  CLI::App* repair =
-      app.add_subcommand("repair", "make a cold tier's folder whole again, while no daemon uses it");
-  repair->add_option("--store", arguments.store, "the folder")
+  verbs
+      .Add("repair", "make a cold tier's folder whole again, while no daemon uses it",
+           [&arguments] { return RepairStore(arguments.store, arguments.format()); })
+      ->add_option("--store", arguments.store, "the folder")
       ->required()
       ->check(CheckNamed)
       ->type_name("FOLDER");
-  verb("drain", "make every block durable and take no more puts", [](Verbs& v) { return v.Drain(); });
+  verbs.AddOfDaemon("drain", "make every block durable and take no more puts",
+                    [](Verbs& v) { return v.Drain(); });
 }
 
-void AddTop(CLI::App& app, Arguments& arguments) {
-  CLI::App* top = app.add_subcommand("top", "what the daemon does, live, from its metrics");
+Result<std::string> Top(const Arguments& arguments) {
+  if (arguments.json) return Status(Code::kInvalidArgument, "top is for people: it has no JSON");
+  const auto interval = std::chrono::duration<double>(arguments.interval_s);
+  KVTIER_TRY(ShowTop({.address = arguments.metrics,
+                      .interval = std::chrono::duration_cast<Duration>(interval),
+                      .frames = arguments.frames},
+                     stdout));
+  return std::string();
+}
+
+void AddTop(VerbTable& verbs, Arguments& arguments) {
+  CLI::App* top = verbs.Add("top", "what the daemon does, live, from its metrics",
+                            [&arguments] { return Top(arguments); });
   top->add_option("--metrics", arguments.metrics, "where the daemon's metrics are")
       ->envname("KVTIER_METRICS")
       ->capture_default_str();
   top->add_option("--interval", arguments.interval_s, "seconds between two looks")
       ->check(CLI::Range(0.1, 3600.0))
+      ->check(CheckReal)
       ->capture_default_str();
   top->add_option("--frames", arguments.frames, "how many looks; until killed when left out")
       ->check(CheckCount);
 }
 
-void AddSize(CLI::App& app, Arguments& arguments) {
-  CLI::App* size = app.add_subcommand("size", "what tiers of a size hold of a model; asks no daemon");
+/// With what was left out.
+SizeRequest Completed(const Arguments& arguments) {
+  SizeRequest request = arguments.size;
+  BlockShape& block = request.block;
+  block.dtype = arguments.dtype == "fp8"    ? DType::kE4m3
+                : arguments.dtype == "bf16" ? DType::kBf16
+                                            : DType::kFp16;
+  if (block.v_dim == 0) block.v_dim = block.k_dim;
+  block.nb = DefaultBoost(block.k_dim);
+  return request;
+}
+
+void AddSize(VerbTable& verbs, Arguments& arguments) {
+  CLI::App* size = verbs.Add("size", "what tiers of a size hold of a model; asks no daemon",
+                             [&arguments] { return SizeReport(Completed(arguments), arguments.format()); });
   BlockShape& block = arguments.size.block;
   const auto shape = [size](const char* name, uint16_t& value, uint16_t most, const char* what) {
     return size->add_option(name, value, what)->check(CLI::Range(uint16_t{1}, most));
@@ -130,7 +206,10 @@ void AddSize(CLI::App& app, Arguments& arguments) {
       ->check(CLI::IsMember({"fp16", "bf16", "fp8"}))
       ->capture_default_str();
   const auto capacity = [size](const char* name, uint64_t& value, const char* what) {
-    size->add_option(name, value, what)->transform(CLI::AsSizeValue(false))->type_name("SIZE");
+    size->add_option_function<std::string>(
+            name, [&value](const std::string& text) { value = ParseBytes(text).value(); }, what)
+        ->check(CheckSize)
+        ->type_name("SIZE");
   };
   capacity("--hot", arguments.size.hot_bytes, "capacity of the hot tier, like 4GiB");
   capacity("--warm", arguments.size.warm_bytes, "of the warm one");
@@ -139,19 +218,8 @@ void AddSize(CLI::App& app, Arguments& arguments) {
   size->add_flag("!--no-tails", arguments.size.keep_tails, "the cold tier has tails = \"never\"");
   size->add_option("--tokens-per-second", arguments.size.tokens_per_second,
                    "new tokens of all engines together: how long a tier lasts")
-      ->check(CLI::PositiveNumber);
-}
-
-/// With what was left out.
-SizeRequest Completed(const Arguments& arguments) {
-  SizeRequest request = arguments.size;
-  BlockShape& block = request.block;
-  block.dtype = arguments.dtype == "fp8"    ? DType::kE4m3
-                : arguments.dtype == "bf16" ? DType::kBf16
-                                            : DType::kFp16;
-  if (block.v_dim == 0) block.v_dim = block.k_dim;
-  block.nb = DefaultBoost(block.k_dim);
-  return request;
+      ->check(CLI::PositiveNumber)
+      ->check(CheckReal);
 }
 
 int Fail(const kvtier::Status& status, Format format) {
@@ -160,19 +228,9 @@ int Fail(const kvtier::Status& status, Format format) {
     json.BeginObject().Text("error", CodeName(status.code())).Text("message", status.message()).EndObject();
     std::printf("%s\n", json.str().c_str());
   } else {
-    std::fprintf(stderr, "kvtierctl: %s\n", status.ToString().c_str());
+    std::fprintf(stderr, "kvtierctl: %s\n", Printable(status.ToString()).c_str());
   }
   return kError;
-}
-
-int RunTop(const Arguments& arguments) {
-  const auto interval = std::chrono::duration<double>(arguments.interval_s);
-  const Status shown = ShowTop({.address = arguments.metrics,
-                                .interval = std::chrono::duration_cast<Duration>(interval),
-                                .frames = arguments.frames},
-                               stdout);
-  if (shown.ok()) return kOk;
-  return Fail(shown, Format::kHuman);
 }
 
 int Print(const Result<std::string>& text, Format format) {
@@ -188,24 +246,10 @@ int Print(const Result<std::string>& text, Format format) {
   return Fail(text.status(), format);
 }
 
-int RunVerb(const Arguments& arguments, const Run& run) {
-  client::Client::Options options;
-  options.connection = {.socket = arguments.socket, .client_name = "kvtierctl"};
-  options.timeout = std::chrono::seconds(2);
-  const Result<std::shared_ptr<client::Client>> client = client::Client::Open(std::move(options));
-  const Format format = arguments.json ? Format::kJson : Format::kHuman;
-  if (!client.ok()) return Fail(client.status(), format);
-  Verbs verbs(**client, format, std::chrono::seconds(arguments.timeout_s));
-  const Result<std::string> text = run(verbs);
-  (*client)->Close();
-  return Print(text, format);
-}
-
 int Main(int argc, char** argv) {
   CLI::App app("Looks into a running kvtierd and tells it what to do.", "kvtierctl");
   app.set_version_flag("--version", std::string("kvtierctl ") + kvtier_version());
   Arguments arguments;
-  Run run;
   app.add_option("--socket", arguments.socket, "the daemon's socket")
       ->envname("KVTIER_SOCKET")
       ->capture_default_str();
@@ -215,20 +259,16 @@ int Main(int argc, char** argv) {
   app.add_flag("--json", arguments.json, "one JSON object instead of text for people");
   app.require_subcommand(1);
   app.fallthrough();
-  AddVerbs(app, arguments, run);
-  AddTop(app, arguments);
-  AddSize(app, arguments);
+  VerbTable verbs(app, arguments);
+  AddVerbs(verbs, arguments);
+  AddTop(verbs, arguments);
+  AddSize(verbs, arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kUsage;
   }
-  const Format format = arguments.json ? Format::kJson : Format::kHuman;
-  if (app.got_subcommand("top")) return RunTop(arguments);
-  if (app.got_subcommand("size")) return Print(SizeReport(Completed(arguments), format), format);
-  if (app.got_subcommand("repair")) return Print(RepairStore(arguments.store, format), format);
-  if (!arguments.store.empty()) return Print(VerifyStore(arguments.store, format), format);
-  return RunVerb(arguments, run);
+  return Print(verbs.RunChosen(), arguments.format());
 }
 
 }  // namespace

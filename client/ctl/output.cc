@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 namespace kvtier::ctl {
 namespace {
@@ -32,7 +33,8 @@ size_t Utf8Length(std::string_view text) {
   return wrong ? 0 : length;
 }
 
-/// Control characters (C0, DEL, C1 in UTF-8) and bytes that are no characters must not reach a terminal.
+}  // namespace
+
 std::string Printable(std::string_view text) {
   std::string shown;
   for (size_t i = 0; i < text.size();) {
@@ -48,8 +50,6 @@ std::string Printable(std::string_view text) {
   }
   return shown;
 }
-
-}  // namespace
 
 void JsonWriter::Separate(std::string_view name) {
   if (!first_) out_ += ',';
@@ -119,7 +119,8 @@ JsonWriter& JsonWriter::Number(std::string_view name, uint64_t value) {
 
 JsonWriter& JsonWriter::Real(std::string_view name, double value) {
   Separate(name);
-  out_ += fmt::format("{:.6g}", value);
+  // JSON has no other numbers.
+  out_ += std::isfinite(value) ? fmt::format("{:.6g}", value) : "null";
   return *this;
 }
 
@@ -167,6 +168,19 @@ std::string HumanBytes(uint64_t bytes) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string HumanSeconds(double seconds) {
+  if (seconds > 0 && seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.0f} ms", seconds * 1e3);
+  if (seconds < 120) return fmt::format("{:.1f} s", seconds);
+  if (seconds < 7200) return fmt::format("{:.1f} min", seconds / 60);
+  return seconds < 172'800 ? fmt::format("{:.1f} h", seconds / 3600)
+                           : fmt::format("{:.1f} d", seconds / 86'400);
+}
+
+std::string PrecisionName(uint32_t precision) {
+  return precision < kPrecisionNames.size() ? kPrecisionNames[precision] : std::to_string(precision);
 }
 
 std::string Hex(std::string_view bytes) {

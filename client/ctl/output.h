@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -40,8 +41,18 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// Values of Precision.
+inline constexpr std::array<const char*, 6> kPrecisionNames = {"none", "int2",  "k4v2",
+                                                               "int4", "bits8", "bits16"};
+/// Its number where it has no name.
+std::string PrecisionName(uint32_t precision);
 /// "1.5 GiB".
 std::string HumanBytes(uint64_t bytes);
+/// "250 us", "90.5 s", "2.5 min", "3.0 h", "4.0 d".
+std::string HumanSeconds(double seconds);
 std::string Hex(std::string_view bytes);
+/// Control characters (C0, DEL, C1 in UTF-8) and bytes that are no characters as \xNN: they must not reach a
+/// terminal.
+std::string Printable(std::string_view text);
 
 }  // namespace kvtier::ctl

@@ -14,7 +14,6 @@
 namespace kvtier::ctl {
 namespace {
 
-constexpr const char* kPrecisionNames[] = {"none", "int2", "k4v2", "int4", "bits8", "bits16"};
 /// Segments of a cold tier without tails that no block can count on.
 constexpr uint32_t kReservedWithoutTails = 2;
 
@@ -39,11 +38,13 @@ uint64_t HostBlocks(uint64_t capacity_bytes, uint64_t slot_bytes) {
   return arenas * usual + more;
 }
 
-uint64_t ColdBlocks(const SizeRequest& request, uint64_t block_bytes) {
+/// A record is in one segment; the first one of a block, which is the largest, has `base_bytes`.
+uint64_t ColdBlocks(const SizeRequest& request, uint64_t block_bytes, uint64_t base_bytes) {
   const uint32_t limit = ColdSegmentLimit(request.cold_bytes, request.segment_bytes);
   const uint32_t reserved =
       std::min(limit, request.keep_tails ? kReservedColdSegments : kReservedWithoutTails);
-  return (limit - reserved) * (request.segment_bytes - kColdSegmentHeaderBytes) / block_bytes;
+  const uint64_t segments = limit - reserved, room = request.segment_bytes - kColdSegmentHeaderBytes;
+  return std::min(segments * room / block_bytes, segments * (room / base_bytes));
 }
 
 Status AddHost(const char* tier, CodecId codec, uint64_t capacity, const BlockShape& shape,
@@ -68,7 +69,7 @@ Status AddCold(const SizeRequest& request, std::vector<TierSize>& out) {
                    .precision = precision,
                    .capacity_bytes = request.cold_bytes,
                    .block_bytes = bytes,
-                   .blocks = ColdBlocks(request, bytes)});
+                   .blocks = ColdBlocks(request, bytes, base)});
   };
   if (request.keep_tails) {
     const BlockShape stored = StoredShape(CodecId::kKv2p, request.block);
@@ -83,11 +84,7 @@ Status AddCold(const SizeRequest& request, std::vector<TierSize>& out) {
 }
 
 std::string Lasts(double tokens, double tokens_per_second) {
-  if (tokens_per_second <= 0) return "-";
-  const double seconds = tokens / tokens_per_second;
-  if (seconds < 7200) return fmt::format("{:.1f} min", seconds / 60);
-  return seconds < 172'800 ? fmt::format("{:.1f} h", seconds / 3600)
-                           : fmt::format("{:.1f} d", seconds / 86'400);
+  return tokens_per_second > 0 ? HumanSeconds(tokens / tokens_per_second) : "-";
 }
 
 }  // namespace
@@ -119,7 +116,7 @@ Result<std::string> SizeReport(const SizeRequest& request, Format format) {
   JsonWriter json;
   json.BeginObject().Number("tokens_per_block", tokens).BeginArray("tiers");
   for (const TierSize& tier : tiers) {
-    const char* precision = kPrecisionNames[static_cast<size_t>(tier.precision)];
+    const std::string precision = PrecisionName(static_cast<uint32_t>(tier.precision));
     table.Row({tier.tier, precision, std::to_string(tier.block_bytes / tokens), HumanBytes(tier.block_bytes),
                HumanBytes(tier.capacity_bytes), std::to_string(tier.blocks),
                std::to_string(tier.blocks * tokens),

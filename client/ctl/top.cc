@@ -68,15 +68,10 @@ std::string HumanRate(double rate) {
   return rate >= 100 ? fmt::format("{:.0f}", rate) : fmt::format("{:.1f}", rate);
 }
 
-std::string HumanSeconds(double seconds) {
+/// Of the bound of a bucket.
+std::string HumanBound(double seconds) {
   if (std::isnan(seconds)) return "-";
-  if (std::isinf(seconds)) return "long";
-  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
-  if (seconds < 1) return fmt::format("{:.0f} ms", seconds * 1e3);
-  if (seconds < 120) return fmt::format("{:.0f} s", seconds);
-  if (seconds < 7200) return fmt::format("{:.0f} min", seconds / 60);
-  return seconds < 172'800 ? fmt::format("{:.1f} h", seconds / 3600)
-                           : fmt::format("{:.1f} d", seconds / 86'400);
+  return std::isinf(seconds) ? "long" : HumanSeconds(seconds);
 }
 
 std::string Percent(double part, double whole) {
@@ -142,8 +137,8 @@ std::string Head(const std::string& address, const Change& change) {
   const auto versions = change.now().Values("kvtier_build_info", "version");
   const double started = change.Now("kvtier_start_time_seconds");
   const double up = std::max(static_cast<double>(std::time(nullptr)) - started, 0.0);
-  return fmt::format("kvtierd {} at {}, up {}\n\n", versions.empty() ? "?" : versions.front(), address,
-                     HumanSeconds(up));
+  return fmt::format("kvtierd {} at {}, up {}\n\n", versions.empty() ? "?" : Printable(versions.front()),
+                     address, HumanSeconds(up));
 }
 
 std::string Use(const Change& change) {
@@ -177,11 +172,11 @@ std::string TierRows(const Change& change, const std::vector<std::string>& tiers
     table.Row(
         {tier, Bar(capacity > 0 ? used / capacity : 0), Bytes(used), Bytes(capacity),
          HumanRate(change.Rate("kvtier_tier_hits_total", of)),
-         HumanSeconds(change.Quantile(0.99, "kvtier_acquire_latency_seconds", of)),
+         HumanBound(change.Quantile(0.99, "kvtier_acquire_latency_seconds", of)),
          HumanRate(change.Rate("kvtier_moved_blocks_total", {{"to", tier}})),
          HumanRate(change.Rate("kvtier_moved_blocks_total", {{"from", tier}})),
          HumanRate(change.Rate("kvtier_tier_evictions_total", {{"tier", tier}, {"reason", "capacity"}})),
-         HumanSeconds(change.Quantile(0.5, "kvtier_tier_residence_seconds", of)),
+         HumanBound(change.Quantile(0.5, "kvtier_tier_residence_seconds", of)),
          Mix(change, &Change::Now, "kvtier_tier_blocks", of)});
   }
   return table.str();
@@ -195,7 +190,7 @@ std::string TopFrame(const std::string& address, const Exposition& before, const
   const std::vector<std::string> tiers = now.Values("kvtier_tier_capacity_bytes", "tier");
   std::string frame = Head(address, change) + Use(change) + TierRows(change, tiers) + '\n';
   const std::vector<std::string> problems = Problems(change, tiers);
-  for (const std::string& problem : problems) frame += "! " + problem + '\n';
+  for (const std::string& problem : problems) frame += "! " + Printable(problem) + '\n';
   return problems.empty() ? frame + "nothing is wrong\n" : frame;
 }
 
@@ -221,7 +216,7 @@ Status ShowTop(const TopOptions& options, std::FILE* out) {
       before = *std::move(now);
       looked = at;
     } else {
-      text += now.status().ToString() + '\n';
+      text += Printable(now.status().ToString()) + '\n';
     }
     std::fputs(text.c_str(), out);
     if (std::fflush(out) != 0) return Status(Code::kUnavailable, "nobody reads any more");

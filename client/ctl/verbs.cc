@@ -13,7 +13,6 @@
 namespace kvtier::ctl {
 namespace {
 
-constexpr const char* kPrecisionNames[] = {"none", "int2", "k4v2", "int4", "bits8", "bits16"};
 constexpr size_t kShownKeyDigits = 16;
 
 uint32_t Milliseconds(Duration duration) {
@@ -38,7 +37,7 @@ void WriteTiers(const v1::StatsReply& stats, JsonWriter& json) {
         .Number("capacity_bytes", tier.capacity_bytes())
         .Number("used_bytes", tier.used_bytes());
     json.BeginObject("blocks");
-    for (int p = 1; p < std::min<int>(tier.blocks_size(), std::size(kPrecisionNames)); ++p) {
+    for (int p = 1; p < std::min<int>(tier.blocks_size(), kPrecisionNames.size()); ++p) {
       json.Number(kPrecisionNames[p], tier.blocks(p));
     }
     json.EndObject().Bool("accepts_writes", tier.accepts_writes()).EndObject();
@@ -57,7 +56,7 @@ std::string TierTable(const v1::StatsReply& stats) {
                                     tier.codec(),
                                     HumanBytes(tier.used_bytes()),
                                     HumanBytes(tier.capacity_bytes())};
-    for (int p = 1; p < static_cast<int>(std::size(kPrecisionNames)); ++p) {
+    for (int p = 1; p < static_cast<int>(kPrecisionNames.size()); ++p) {
       row.push_back(std::to_string(p < tier.blocks_size() ? tier.blocks(p) : 0));
     }
     row.emplace_back(tier.accepts_writes() ? "yes" : "no");
@@ -73,7 +72,7 @@ void WriteBlock(const v1::ListBlocksReply::Block& block, JsonWriter& json) {
       .Number("pins", block.pins())
       .Number("children", block.children())
       .Number("priority", block.priority())
-      .Text("floor", kPrecisionNames[std::min<size_t>(block.floor(), std::size(kPrecisionNames) - 1)])
+      .Text("floor", PrecisionName(block.floor()))
       .Bool("is_tail", block.is_tail())
       .Number("uses_since", block.uses_since());
   if (block.has_recent_uses()) json.Number("recent_uses", block.recent_uses());

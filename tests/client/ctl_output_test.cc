@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace kvtier::ctl {
 namespace {
 
@@ -35,6 +37,22 @@ TEST(JsonWriter, ReplacesWhatIsNoUtf8) {
             "[{\"t\":\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"},{\"t\":\"a\\ufffd\\ufffd\"},"
             "{\"t\":\"\\ufffd\\ufffd\"},{\"t\":\"\\ufffd\\ufffd\\ufffd\"},"
             "{\"t\":\"\\ufffd\\ufffd\\ufffd\\ufffd\"},{\"t\":\"\\ufffd\\ufffd\"}]");
+}
+
+TEST(JsonWriter, WritesNullForWhatIsNoNumberInJson) {
+  JsonWriter json;
+  json.BeginObject().Real("a", std::nan("")).Real("b", HUGE_VAL).EndObject();
+  EXPECT_EQ(json.str(), R"({"a":null,"b":null})");
+}
+
+TEST(HumanSeconds, PicksAUnit) {
+  EXPECT_EQ(HumanSeconds(0), "0 ms");
+  EXPECT_EQ(HumanSeconds(0.000256), "256 us");
+  EXPECT_EQ(HumanSeconds(0.25), "250 ms");
+  EXPECT_EQ(HumanSeconds(90.5), "90.5 s");
+  EXPECT_EQ(HumanSeconds(150), "2.5 min");
+  EXPECT_EQ(HumanSeconds(3 * 3600), "3.0 h");
+  EXPECT_EQ(HumanSeconds(4 * 86'400), "4.0 d");
 }
 
 TEST(Table, AlignsTextLeftAndNumbersRight) {

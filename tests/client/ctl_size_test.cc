@@ -77,6 +77,19 @@ TEST(Size, TailsTakeTheirRoomAndCanBeLeftOut) {
             Find(SizeLadder(request).value(), "cold", Precision::kInt2).blocks);
 }
 
+TEST(Size, ABlockIsInOneSegment) {
+  SizeRequest request = Request();
+  request.hot_bytes = request.warm_bytes = 0;
+  request.keep_tails = false;
+  request.cold_bytes = kGiB;
+  const uint64_t base = SizeLadder(request).value().at(0).block_bytes;
+  request.segment_bytes = 2 * base;  // one of them, with the header: the rest is too small for another
+  const uint64_t segments = request.cold_bytes / request.segment_bytes;
+  EXPECT_LE(SizeLadder(request).value().at(0).blocks, segments);
+  request.segment_bytes = base;
+  EXPECT_EQ(SizeLadder(request).status().code(), Code::kInvalidArgument);
+}
+
 TEST(Size, TellsHowLongATierLasts) {
   SizeRequest request = Request();
   request.warm_bytes = request.cold_bytes = 0;

@@ -96,6 +96,16 @@ TEST(Top, NamesWhatIsWrong) {
       << "1 %";
 }
 
+TEST(Top, LetsNoControlCharacterThroughToTheTerminal) {
+  const Exposition scrape = Scrape(
+      "kvtier_build_info{version=\"1\x1b[2J\"} 1\nkvtier_tier_capacity_bytes{tier=\"a\x1b[2J\"} 1\n"
+      "kvtier_tier_circuit_open{tier=\"a\x1b[2J\"} 1\n");
+  const std::string frame = TopFrame("a", scrape, scrape, 2);
+  EXPECT_THAT(frame, HasSubstr("kvtierd 1\\x1b[2J at"));
+  EXPECT_THAT(frame, HasSubstr("! tier a\\x1b[2J takes no blocks"));
+  EXPECT_THAT(frame, Not(HasSubstr("\x1b")));
+}
+
 TEST(HttpGet, SaysWhatIsWrong) {
   using std::chrono::seconds;
   for (const char* address :

@@ -200,6 +200,13 @@ TEST_F(CtlTest, SaysWhatIsWrong) {
   for (const char* unnamed : {"verify ''", "evict ''", "verify --store ''", "repair --store ''"}) {
     EXPECT_EQ(Ctl(*daemon_, unnamed).exit_code, 2) << unnamed;
   }
+  const std::string size = "size --layers 4 --kv-heads 2 --head-dim 64 ";
+  EXPECT_EQ(Ctl(*daemon_, size + "--hot 1GiB --tokens-per-second 5").exit_code, 0);
+  for (const char* wrong : {"--hot -1", "--hot 1GX", "--hot 1GiB --tokens-per-second nan"}) {
+    EXPECT_EQ(Ctl(*daemon_, size + wrong).exit_code, 2) << wrong;
+  }
+  EXPECT_EQ(Ctl(*daemon_, "top --interval nan --frames 1").exit_code, 2);
+  EXPECT_NE(Ctl(*daemon_, "--json top").output.find("{\"error\":\"INVALID_ARGUMENT\""), std::string::npos);
   EXPECT_EQ(Ctl(*daemon_, "blocks 4711").exit_code, 1);
   EXPECT_EQ(Ctl(*daemon_, "").exit_code, 2);
   EXPECT_EQ(Ctl(*daemon_, "explode").exit_code, 2);
