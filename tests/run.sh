@@ -29,6 +29,7 @@ build() {
   shift 2
   mkdir -p "$folder"
   cmake -S . -B "$folder" -G Ninja "$@" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log"; return 1; }
+  sed -n 's/^-- skipped: /skipped: /p' "$folder/configure.log"
   # shellcheck disable=SC2086
   ninja -C "$folder" -j"$jobs" $targets
 }
