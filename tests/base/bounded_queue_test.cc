@@ -103,6 +103,35 @@ TEST(BoundedQueue, RingsOnceForTheNextElementThatFindsNobodyWaiting) {
   EXPECT_FALSE(HasRung(*bell));
 }
 
+/// Who waits has been woken by the first element, but may not run yet when the second comes.
+TEST(BoundedQueue, RingsForAnElementMoreThanThoseWhoWaitTake) {
+  constexpr int kRounds = 20, kYields = 10;
+  BoundedQueue<int> queue(4), begun(1), ended(1);
+  const auto bell = std::make_shared<const Doorbell>();
+  std::thread waits([&] {
+    for (int i = 0; i < kRounds; ++i) {
+      EXPECT_TRUE(begun.PopUntil(Soon()).has_value());
+      EXPECT_TRUE(queue.PopUntil(Soon()).has_value());
+      EXPECT_TRUE(ended.TryPush(0));
+    }
+  });
+  int silent = 0;
+  for (int i = 0; i < kRounds; ++i) {
+    EXPECT_TRUE(queue.RingFor(bell));
+    EXPECT_TRUE(begun.TryPush(0));
+    for (int turn = 0; turn < kYields; ++turn) std::this_thread::yield();  // so that it mostly waits by then
+    EXPECT_TRUE(queue.TryPush(1));
+    EXPECT_TRUE(queue.TryPush(2));
+    silent += HasRung(*bell) ? 0 : 1;
+    EXPECT_TRUE(ended.PopUntil(Soon()).has_value());
+    EXPECT_TRUE(queue.TryPop().has_value());
+    bell->Silence();
+    queue.StopRingingFor(bell);
+  }
+  waits.join();
+  EXPECT_EQ(silent, 0) << "times of " << kRounds;
+}
+
 TEST(BoundedQueue, LosesAndDoublesNothingBetweenManyThreads) {
   constexpr int kThreads = 4, kEach = 5000;
   BoundedQueue<int> queue(16);

@@ -66,7 +66,7 @@ class BoundedQueue {
   }
 
   /// For a consumer that is about to wait for something else: `bell` is rung once, for the next element that
-  /// finds nobody waiting here. False when there is an element already.
+  /// those who wait here do not take: each takes one. False when there is an element already.
   [[nodiscard]] bool RingFor(const std::shared_ptr<const Doorbell>& bell) {
     std::lock_guard lock(mutex_);
     if (SizeLocked() > 0) return false;
@@ -116,7 +116,7 @@ class BoundedQueue {
       if (closed_ || SizeLocked() >= capacity_) return false;
       lane.push_back(std::move(value));
       wake = waiters_ > 0;
-      if (!wake && !bells_.empty()) {
+      if (SizeLocked() > waiters_ && !bells_.empty()) {
         bell = std::move(bells_.back());
         bells_.pop_back();
       }
@@ -146,7 +146,7 @@ class BoundedQueue {
   std::deque<T> items_, urgent_;
   std::vector<std::shared_ptr<const Doorbell>> bells_;  ///< one of each consumer at most
   uint32_t urgent_in_a_row_ = 0;
-  int waiters_ = 0;
+  size_t waiters_ = 0;  ///< until they run, be they notified or not
   bool closed_ = false;
   bool woken_ = false;
 };
