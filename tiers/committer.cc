@@ -5,6 +5,8 @@
 #include <system_error>
 #include <tuple>
 
+#include "tiers/completion_queue.h"
+
 namespace kvtier {
 
 namespace {
@@ -16,8 +18,6 @@ constexpr Duration kPopSlice = std::chrono::milliseconds(100);
 /// waits.
 constexpr Duration kCommitPauseOfOne = std::chrono::microseconds(50);
 constexpr Duration kMaxCommitPause = std::chrono::milliseconds(3);
-/// Between two tries to hand a completion to a full queue.
-constexpr Duration kFullQueuePause = std::chrono::milliseconds(1);
 
 TimePoint Now() {
   return SteadyClock{}.Now();
@@ -200,22 +200,8 @@ void Committer::CountMetadata() {
   }
 }
 
-/// One wake for all of them.
 void Committer::Complete(std::span<Completion> completions) {
-  if (completions.empty()) return;
-  for (Completion& completion : completions) {
-    const bool last = &completion == &completions.back();
-    while (!(last ? completions_.TryPush(std::move(completion))
-                  : completions_.TryPushQuietly(std::move(completion)))) {
-      if (completions_.closed()) return;  // nobody is left to answer
-      completions_.Wake();
-      if (options_.on_completion) options_.on_completion();
-      std::this_thread::sleep_for(kFullQueuePause);
-      last_progress_ = Now();
-    }
-  }
-  last_progress_ = Now();
-  if (options_.on_completion) options_.on_completion();
+  kvtier::Complete(completions, completions_, options_.on_completion, last_progress_);
 }
 
 }  // namespace kvtier

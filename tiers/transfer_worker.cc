@@ -7,14 +7,15 @@
 #include <system_error>
 #include <utility>
 
+#include "tiers/completion_queue.h"
+
 namespace kvtier {
 namespace {
 
 constexpr uint32_t kMaxWorkers = 256;
 /// How long a worker waits for a job before it shows that it is alive.
 constexpr std::chrono::milliseconds kPopSlice{100};
-/// Between two tries to hand over a completion to a full queue.
-constexpr std::chrono::milliseconds kFullQueuePause{1};
+
 TimePoint Now() {
   return SteadyClock().Now();
 }
@@ -186,21 +187,8 @@ Status TransferWorkers::Perform(const Job& job, Tools& tools, MoveOutcome& outco
                     job.work);
 }
 
-/// One wake for all of them.
 void TransferWorkers::Complete(std::span<Completion> completions, Worker& worker) {
-  for (Completion& completion : completions) {
-    const bool last = &completion == &completions.back();
-    while (!(last ? completions_.TryPush(std::move(completion))
-                  : completions_.TryPushQuietly(std::move(completion)))) {
-      if (completions_.closed()) return;  // nobody is left to answer
-      completions_.Wake();
-      if (options_.on_completion) options_.on_completion();
-      std::this_thread::sleep_for(kFullQueuePause);
-      worker.last_progress = Now();
-    }
-  }
-  worker.last_progress = Now();
-  if (options_.on_completion) options_.on_completion();
+  kvtier::Complete(completions, completions_, options_.on_completion, worker.last_progress);
 }
 
 }  // namespace kvtier

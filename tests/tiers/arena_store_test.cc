@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/support/arena_slot.h"
 #include "tiers/base/mapping.h"
 #include "tiers/base/memfd.h"
 
@@ -15,15 +16,6 @@ namespace kvtier {
 namespace {
 
 constexpr ArenaSpec kSpec{.id = {7}, .tier = {0}, .tenant = {1}, .slots = 5, .slot_bytes = 8192};
-
-Place SlotPlace(const ArenaSpec& spec, uint32_t slot, uint64_t epoch) {
-  return {.tier = spec.tier,
-          .container = spec.id.value,
-          .slot = slot,
-          .offset = ArenaHeaderBytes(spec.slots) + slot * spec.slot_bytes,
-          .bytes = spec.slot_bytes,
-          .epoch = epoch};
-}
 
 class ArenaStoreTest : public testing::Test {
  protected:
@@ -62,7 +54,7 @@ TEST_F(ArenaStoreTest, AnArenaIsSealedSizedAndBackedByMemory) {
 
 TEST_F(ArenaStoreTest, AReaderSeesWrittenBytesAndTheNewEpoch) {
   const MappedMemory reader = MapAsReader();
-  const Place place = SlotPlace(kSpec, 3, 9);
+  const Place place = SlotOf(kSpec, 3, 9);
   auto out = store_.BeginWrite(place, bounce_);
   ASSERT_TRUE(out.ok());
   ASSERT_EQ(out->size(), kSpec.slot_bytes);
@@ -88,7 +80,7 @@ TEST_F(ArenaStoreTest, AReaderThatSeesNewBytesFindsTheNewEpoch) {
   std::thread writer([&] {
     while (!go) std::this_thread::yield();
     for (uint64_t round = 1; round <= kRounds; ++round) {
-      const Place place = SlotPlace(kSpec, 0, round);
+      const Place place = SlotOf(kSpec, 0, round);
       const auto out = store_.BeginWrite(place, bounce_);
       auto* word = reinterpret_cast<uint64_t*>(out->data() + 128);
       std::atomic_ref<uint64_t>(*word).store(round, std::memory_order_relaxed);
@@ -108,19 +100,19 @@ TEST_F(ArenaStoreTest, AReaderThatSeesNewBytesFindsTheNewEpoch) {
 }
 
 TEST_F(ArenaStoreTest, APlaceOfAnEarlierEpochIsStale) {
-  ASSERT_TRUE(store_.BeginWrite(SlotPlace(kSpec, 1, 5), bounce_).ok());
-  EXPECT_EQ(store_.Read(SlotPlace(kSpec, 1, 4), *io_, bounce_).status().code(), Code::kStale);
-  EXPECT_EQ(store_.BeginWrite(SlotPlace(kSpec, 1, 4), bounce_).status().code(), Code::kStale);
-  EXPECT_TRUE(store_.BeginWrite(SlotPlace(kSpec, 1, 5), bounce_).ok()) << "the same write, tried again";
+  ASSERT_TRUE(store_.BeginWrite(SlotOf(kSpec, 1, 5), bounce_).ok());
+  EXPECT_EQ(store_.Read(SlotOf(kSpec, 1, 4), *io_, bounce_).status().code(), Code::kStale);
+  EXPECT_EQ(store_.BeginWrite(SlotOf(kSpec, 1, 4), bounce_).status().code(), Code::kStale);
+  EXPECT_TRUE(store_.BeginWrite(SlotOf(kSpec, 1, 5), bounce_).ok()) << "the same write, tried again";
 }
 
 TEST_F(ArenaStoreTest, RefusesPlacesThatAreNoSlots) {
-  Place place = SlotPlace(kSpec, 0, 1);
+  Place place = SlotOf(kSpec, 0, 1);
   place.offset += 4096;
   EXPECT_EQ(store_.BeginWrite(place, bounce_).status().code(), Code::kInvalidArgument);
-  place = SlotPlace(kSpec, kSpec.slots, 1);
+  place = SlotOf(kSpec, kSpec.slots, 1);
   EXPECT_EQ(store_.BeginWrite(place, bounce_).status().code(), Code::kInvalidArgument);
-  place = SlotPlace(kSpec, 0, 1);
+  place = SlotOf(kSpec, 0, 1);
   place.bytes += 4096;
   EXPECT_EQ(store_.Read(place, *io_, bounce_).status().code(), Code::kInvalidArgument);
   place.container = 99;

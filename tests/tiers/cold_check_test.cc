@@ -34,7 +34,7 @@ class ColdCheckTest : public ColdStoreTest {
 
   /// Blocks 1..kBlocks, and a clean stop.
   void StoreAndClose() {
-    for (uint64_t seed = 1; seed <= kBlocks; ++seed) stored_.push_back(Store(seed));
+    StoreMany(kBlocks);
     store_.reset();
   }
   ColdCheck Check() {
@@ -80,8 +80,6 @@ class ColdCheckTest : public ColdStoreTest {
     return static_cast<uint64_t>(info.st_blocks) * 512;
   }
   std::string ModelPath() const { return folder_.path() + "/models/" + TestNamespace().ToHex() + ".model"; }
-
-  std::vector<ColdRecord> stored_;
 };
 
 TEST_F(ColdCheckTest, AClosedStoreIsSound) {

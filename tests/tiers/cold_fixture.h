@@ -223,6 +223,19 @@ class ColdStoreTest : public testing::Test {
     KVTIER_CHECK(store_->Commit({&record, 1}, *io_).ok());
     return record;
   }
+  /// Blocks 1 to `count`.
+  void StoreMany(uint64_t count) {
+    for (uint64_t seed = 1; seed <= count; ++seed) stored_.push_back(Store(seed));
+  }
+  /// Those blocks were recovered, byte for byte.
+  void ExpectBack(uint64_t first, uint64_t last) {
+    for (uint64_t seed = first; seed <= last; ++seed) {
+      const ColdRecord* found = Recovered(seed);
+      ASSERT_NE(found, nullptr) << "block " << seed;
+      const Status status = CheckBlock(*store_, *io_, *found, seed);
+      EXPECT_TRUE(status.ok()) << "block " << seed << ": " << status.ToString();
+    }
+  }
   const RecoveredBlock* Recovered(uint64_t seed) const {
     for (const RecoveredBlock& block : recovery_.blocks) {
       if (block.identity.key == KeyOf(seed)) return &block;
@@ -251,6 +264,7 @@ class ColdStoreTest : public testing::Test {
   std::unique_ptr<ColdStore> store_;
   TestAllocator allocator_;
   ColdRecovery recovery_;
+  std::vector<ColdRecord> stored_;  ///< by StoreMany
 };
 
 }  // namespace kvtier

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tests/support/arena_slot.h"
 #include "tests/support/blocks.h"
 #include "tests/support/faulty_block_io.h"
 #include "tests/tiers/cold_fixture.h"
@@ -12,25 +13,16 @@ namespace {
 /// Blocks through MoveBlock between a host arena and a cold store, in each codec.
 class ColdMoveTest : public ColdStoreTest, public testing::WithParamInterface<CodecId> {
  protected:
-  static constexpr uint32_t kSlots = 4;
-  static constexpr uint64_t kSlotBytes = uint64_t{1} << 20;
+  static constexpr ArenaSpec kArena{
+      .id = {1}, .tier = {0}, .tenant = {1}, .slots = 4, .slot_bytes = uint64_t{1} << 20};
 
   void SetUp() override {
     ColdStoreTest::SetUp();
     scratch_.io = io_.get();
-    const ArenaSpec spec{.id = {1}, .tier = {0}, .tenant = {1}, .slots = kSlots, .slot_bytes = kSlotBytes};
-    ASSERT_TRUE(arenas_.Create(spec).ok());
+    ASSERT_TRUE(arenas_.Create(kArena).ok());
     raw_ = RandomRaw(identity_.shape, 5);
   }
 
-  Place Slot(uint32_t slot) const {
-    return {.tier = {0},
-            .container = 1,
-            .slot = slot,
-            .offset = ArenaHeaderBytes(kSlots) + slot * kSlotBytes,
-            .bytes = kSlotBytes,
-            .epoch = 1};
-  }
   MoveOrder Order(const Place& source, Medium& source_medium, const Place& target, Medium& target_medium) {
     return {.identity = identity_,
             .meta = {.parent = KeyOf(3), .floor = Precision::kNone, .is_tail = false},
@@ -43,7 +35,7 @@ class ColdMoveTest : public ColdStoreTest, public testing::WithParamInterface<Co
   }
   /// A put into slot 0 as raw16, then a demotion to the cold store.
   ColdRecord Demote(MoveScratch& scratch) {
-    MoveOrder put = Order({}, arenas_, Slot(0), arenas_);
+    MoveOrder put = Order({}, arenas_, SlotOf(kArena, 0), arenas_);
     put.staged = StagedSource{nullptr, raw_};
     put.source_medium = nullptr;
     put.codec = FindCodec(CodecId::kRaw16);
@@ -52,7 +44,7 @@ class ColdMoveTest : public ColdStoreTest, public testing::WithParamInterface<Co
     record.identity = identity_;
     record.meta.parent = KeyOf(3);
     record.place = allocator_.Next(RawBlockBytes(identity_.shape) + 4096);
-    status_ = MoveBlock(Order(Slot(0), arenas_, record.place, *store_), scratch, outcome_);
+    status_ = MoveBlock(Order(SlotOf(kArena, 0), arenas_, record.place, *store_), scratch, outcome_);
     record.codec = outcome_.codec;
     record.image_bytes = outcome_.image_bytes;
     record.k_error = outcome_.k_error;
@@ -80,8 +72,8 @@ TEST_P(ColdMoveTest, ABlockGoesDownAndComesBackWithTheSameBytes) {
   ASSERT_TRUE(store_->Commit({&record, 1}, *io_).ok());
   const std::vector<std::byte> cold = BytesAt(record.place, *store_);
   EXPECT_EQ(cold.size(), record.image_bytes);
-  ASSERT_TRUE(MoveBlock(Order(record.place, *store_, Slot(1), arenas_), scratch_, outcome_).ok());
-  EXPECT_EQ(BytesAt(Slot(1), arenas_), cold);
+  ASSERT_TRUE(MoveBlock(Order(record.place, *store_, SlotOf(kArena, 1), arenas_), scratch_, outcome_).ok());
+  EXPECT_EQ(BytesAt(SlotOf(kArena, 1), arenas_), cold);
   EXPECT_EQ(outcome_.codec, record.codec);
 }
 
@@ -115,7 +107,7 @@ TEST_P(ColdMoveTest, S02_AFailedLegLeavesNothingAtTheTarget) {
     }
     Demote(scratch);
     EXPECT_EQ(status_.code(), Code::kUnavailable);
-    EXPECT_EQ(ParseImage(BytesAt(Slot(0), arenas_))->identity.key, identity_.key);
+    EXPECT_EQ(ParseImage(BytesAt(SlotOf(kArena, 0), arenas_))->identity.key, identity_.key);
     LoseIndex();
     EXPECT_TRUE(recovery_.blocks.empty());
   }
@@ -126,7 +118,7 @@ TEST_P(ColdMoveTest, S43_ACorruptRecordIsDataLossOfTheSource) {
   const ColdRecord record = Demote(scratch_);
   ASSERT_TRUE(store_->Commit({&record, 1}, *io_).ok());
   FlipBit(SegmentPath(record.place.container), record.place.offset + record.image_bytes / 2, 5);
-  EXPECT_EQ(MoveBlock(Order(record.place, *store_, Slot(1), arenas_), scratch_, outcome_).code(),
+  EXPECT_EQ(MoveBlock(Order(record.place, *store_, SlotOf(kArena, 1), arenas_), scratch_, outcome_).code(),
             Code::kDataLoss);
 }
 

@@ -15,17 +15,6 @@ namespace fs = std::filesystem;
 
 class ColdRecoveryTest : public ColdStoreTest {
  protected:
-  void StoreMany(uint64_t count) {
-    for (uint64_t seed = 1; seed <= count; ++seed) stored_.push_back(Store(seed));
-  }
-  void ExpectBack(uint64_t first, uint64_t last) {
-    for (uint64_t seed = first; seed <= last; ++seed) {
-      const ColdRecord* found = Recovered(seed);
-      ASSERT_NE(found, nullptr) << "block " << seed;
-      const Status status = CheckBlock(*store_, *io_, *found, seed);
-      EXPECT_TRUE(status.ok()) << "block " << seed << ": " << status.ToString();
-    }
-  }
   /// Writes bytes at an offset of a file, past every check.
   static void Overwrite(const std::string& path, uint64_t offset, std::string_view bytes) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -33,8 +22,16 @@ class ColdRecoveryTest : public ColdStoreTest {
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     KVTIER_CHECK(file.good());
   }
-
-  std::vector<ColdRecord> stored_;
+  /// Puts segment 0 of another store, with block 50, among the segments of this one, which is closed.
+  void CopyForeignSegment(uint32_t number) {
+    TempFolder other;
+    store_.reset();
+    OpenStore(other.path());
+    allocator_ = TestAllocator();
+    Store(50);
+    store_.reset();
+    fs::copy_file(other.path() + "/segments/00000000.seg", SegmentPath(number));
+  }
 };
 
 TEST_F(ColdRecoveryTest, EverythingIsBackByTheScanWhenTheIndexIsDeleted) {
@@ -262,14 +259,8 @@ TEST_F(ColdRecoveryTest, S44_AnEmptySegmentFileIsAFullSegmentWithoutBlocks) {
 }
 
 TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAside) {
-  TempFolder other;
   StoreMany(3);
-  store_.reset();
-  OpenStore(other.path());
-  allocator_ = TestAllocator();
-  Store(50);
-  store_.reset();
-  fs::copy_file(other.path() + "/segments/00000000.seg", SegmentPath(7));
+  CopyForeignSegment(7);
   std::ofstream(SegmentPath(7) + ".foreign") << "set aside before";
   std::ofstream(folder_.path() + "/segments/readme.txt") << "not a segment";
   recovery_ = OpenStore(folder_.path());
@@ -283,13 +274,7 @@ TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAside) {
 }
 
 TEST_F(ColdRecoveryTest, S44_ASegmentOfAnotherStoreIsSetAsideAsItIs) {
-  TempFolder other;
-  store_.reset();
-  OpenStore(other.path());
-  allocator_ = TestAllocator();
-  Store(50);
-  store_.reset();
-  fs::copy_file(other.path() + "/segments/00000000.seg", SegmentPath(7));
+  CopyForeignSegment(7);
   fs::resize_file(SegmentPath(7), kTestSegmentBytes / 2);
   recovery_ = OpenStore(folder_.path());
   EXPECT_EQ(recovery_.foreign_files, 1u);

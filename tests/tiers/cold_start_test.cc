@@ -6,21 +6,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class ColdStartTest : public ColdStoreTest {
- protected:
-  void StoreMany(uint64_t count) {
-    for (uint64_t seed = 1; seed <= count; ++seed) stored_.push_back(Store(seed));
-  }
-  void ExpectBack(uint64_t first, uint64_t last) {
-    for (uint64_t seed = first; seed <= last; ++seed) {
-      const ColdRecord* found = Recovered(seed);
-      ASSERT_NE(found, nullptr) << "block " << seed;
-      EXPECT_TRUE(CheckBlock(*store_, *io_, *found, seed).ok()) << "block " << seed;
-    }
-  }
-
-  std::vector<ColdRecord> stored_;
-};
+class ColdStartTest : public ColdStoreTest {};
 
 TEST_F(ColdStartTest, AStartMakesRoomForOtherModelsByRemovingThoseWithoutABlock) {
   StoreMany(3);
@@ -39,6 +25,27 @@ TEST_F(ColdStartTest, AStartMakesRoomForOtherModelsByRemovingThoseWithoutABlock)
   EXPECT_EQ(recovery_.models[0].name_space, TestNamespace());
   ExpectBack(1, 3);
   EXPECT_TRUE(store_->PutModel(model(0)).ok());
+}
+
+TEST_F(ColdStartTest, AModelWhoseBlocksAreInASegmentThatCannotBeOpenedIsKept) {
+  StoreMany(1);
+  const uint32_t limit = ColdModelLimit(kTestCapacityBytes);
+  for (uint32_t i = 2; i <= limit; ++i) {
+    const ModelRecord other{.name_space = DigestOf<NamespaceDigest>(1000 + i), .fields = "fields"};
+    ASSERT_TRUE(store_->PutModel(other).ok()) << i;
+  }
+  store_.reset();
+  const std::string kept = folder_.path() + "/kept";
+  fs::rename(SegmentPath(0), kept);
+  fs::create_symlink(SegmentPath(0), SegmentPath(0));
+  recovery_ = OpenStore(folder_.path());
+  ASSERT_EQ(recovery_.unopened_files, 1u);
+  EXPECT_EQ(recovery_.removed_models, 0u);
+  store_.reset();
+  fs::rename(kept, SegmentPath(0));
+  recovery_ = OpenStore(folder_.path());
+  ExpectBack(1, 1);
+  EXPECT_EQ(recovery_.removed_models, limit - 1) << "those of no block, once all can be looked at";
 }
 
 TEST_F(ColdStartTest, ASegmentThatCannotBeOpenedCostsItsBlocksUntilItCan) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/arena_slot.h"
 #include "tests/support/faulty_block_io.h"
 #include "tests/support/fixture.h"
 #include "tests/support/paths.h"
@@ -16,22 +17,13 @@ constexpr size_t kK = TailIndex(ColdPart::kKTail), kV = TailIndex(ColdPart::kVTa
 /// Blocks in base, K tail and V tail, on a store in a folder; read back into a host arena.
 class ColdTailTest : public ColdStoreTest {
  protected:
-  static constexpr uint32_t kSlots = 2;
-  static constexpr uint64_t kSlotBytes = uint64_t{1} << 20;
+  static constexpr ArenaSpec kArena{
+      .id = {1}, .tier = {0}, .tenant = {1}, .slots = 2, .slot_bytes = uint64_t{1} << 20};
 
   void SetUp() override {
     ColdStoreTest::SetUp();
     scratch_.io = io_.get();
-    const ArenaSpec spec{.id = {1}, .tier = {0}, .tenant = {1}, .slots = kSlots, .slot_bytes = kSlotBytes};
-    ASSERT_TRUE(arenas_.Create(spec).ok());
-  }
-  static Place Slot(uint32_t slot) {
-    return {.tier = {0},
-            .container = 1,
-            .slot = slot,
-            .offset = ArenaHeaderBytes(kSlots) + slot * kSlotBytes,
-            .bytes = kSlotBytes,
-            .epoch = 1};
+    ASSERT_TRUE(arenas_.Create(kArena).ok());
   }
   WrittenParts StoreParts(const PartsBlock& block) {
     const WrittenParts parts = WriteParts(*store_, *io_, allocator_, block).value();
@@ -46,7 +38,7 @@ class ColdTailTest : public ColdStoreTest {
     order.source = base;
     order.source_tails = tails;
     order.source_medium = store_.get();
-    order.target = Slot(0);
+    order.target = SlotOf(kArena, 0);
     order.target_medium = &arenas_;
     order.codec = FindCodec(CodecId::kKv4p);
     KVTIER_TRY(MoveBlock(order, scratch_, outcome_));
@@ -54,7 +46,7 @@ class ColdTailTest : public ColdStoreTest {
   }
   std::vector<std::byte> SlotImage(uint32_t slot) {
     AlignedBuffer bounce;
-    const auto bytes = arenas_.Read(Slot(slot), *io_, bounce).value();
+    const auto bytes = arenas_.Read(SlotOf(kArena, slot), *io_, bounce).value();
     const ImageView image = ParseImage(bytes).value();
     return {image.bytes.begin(), image.bytes.end()};
   }
@@ -109,23 +101,23 @@ TEST_F(ColdTailTest, S71_AnImageOfAnyRungGoesDownInTheTailsThatItHas) {
        {CodecId::kRaw16, CodecId::kKv8, CodecId::kKv4p, CodecId::kKv42, CodecId::kKv2p}) {
     SCOPED_TRACE(FindCodec(codec)->name);
     MoveOrder put = PartsOrder(block, *store_, allocator_);
-    put.target = Slot(1);
+    put.target = SlotOf(kArena, 1);
     put.target_tails = {};
     put.target_medium = &arenas_;
     put.codec = FindCodec(codec == CodecId::kKv8 || codec == CodecId::kRaw16 ? codec : CodecId::kKv4p);
     ASSERT_TRUE(MoveBlock(put, scratch_, outcome_).ok());
     MoveOrder down = PartsOrder(block, *store_, allocator_);
     down.staged.reset();
-    down.source = Slot(1);
+    down.source = SlotOf(kArena, 1);
     down.source_medium = &arenas_;
     if (codec == CodecId::kKv42 || codec == CodecId::kKv2p) {
       MoveOrder cut = down;
-      cut.target = Slot(0);
+      cut.target = SlotOf(kArena, 0);
       cut.target_tails = {};
       cut.target_medium = &arenas_;
       cut.codec = FindCodec(codec);
       ASSERT_TRUE(MoveBlock(cut, scratch_, outcome_).ok());
-      down.source = Slot(0);
+      down.source = SlotOf(kArena, 0);
     }
     ASSERT_TRUE(MoveBlock(down, scratch_, outcome_).ok());
     const WrittenParts parts = PartsOf(down, outcome_);

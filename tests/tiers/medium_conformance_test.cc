@@ -2,6 +2,7 @@
 // kMedia.
 #include <gtest/gtest.h>
 
+#include "tests/support/arena_slot.h"
 #include "tests/support/blocks.h"
 #include "tests/tiers/cxl_fixture.h"
 #include "tiers/arena_store.h"
@@ -30,12 +31,7 @@ class HostUnderTest final : public MediumUnderTest {
   Place Next(uint64_t /*image_bytes*/) override {
     const uint32_t slot = next_++;
     KVTIER_CHECK(slot < spec_.slots);
-    return {.tier = spec_.tier,
-            .container = spec_.id.value,
-            .slot = slot,
-            .offset = ArenaHeaderBytes(spec_.slots) + slot * spec_.slot_bytes,
-            .bytes = spec_.slot_bytes,
-            .epoch = 1};
+    return SlotOf(spec_, slot);
   }
 
  private:

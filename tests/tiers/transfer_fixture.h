@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/arena_slot.h"
 #include "tests/support/blocks.h"
 #include "tiers/transfer_worker.h"
 
@@ -22,15 +23,6 @@ inline constexpr ArenaSpec kWarm{
 
 inline TimePoint InAMinute() {
   return SteadyClock().Now() + std::chrono::minutes(1);
-}
-
-inline Place SlotOf(const ArenaSpec& arena, uint32_t slot) {
-  return {.tier = arena.tier,
-          .container = arena.id.value,
-          .slot = slot,
-          .offset = ArenaHeaderBytes(arena.slots) + slot * arena.slot_bytes,
-          .bytes = arena.slot_bytes,
-          .epoch = 1};
 }
 
 class TransferWorkersTest : public testing::Test {
