@@ -62,12 +62,14 @@ Result<std::vector<std::byte>> ReadStart(int fd, uint64_t limit) {
 }
 
 /// Gives back what the file has beyond `bytes`, without moving its end: for a process that maps it still,
-/// from an earlier daemon, memory without a file behind it is a signal, and a hole is zeros.
-Status GiveBack(int fd, uint64_t bytes, uint64_t file_bytes) {
-  if (file_bytes <= bytes) return Status::Ok();
+/// from an earlier daemon, memory without a file behind it is a signal, and a hole is zeros. How much of the
+/// file is kept: all of it where a file system knows no holes.
+Result<uint64_t> GiveBack(int fd, uint64_t bytes, uint64_t file_bytes) {
+  if (file_bytes <= bytes) return file_bytes;
   const int punched = ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(bytes),
                                   static_cast<off_t>(file_bytes - bytes));
-  if (punched == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return Status::Ok();
+  if (punched == 0) return bytes;
+  if (errno == EOPNOTSUPP || errno == ENOSYS) return file_bytes;
   return StatusFromErrno(errno, "give back");
 }
 
@@ -146,8 +148,9 @@ Status CxlMapping::OpenFile(const Options& options) {
   KVTIER_ASSIGN(const std::vector<std::byte> start, ReadStart(fd_.get(), kStartBytes));
   if (options.accept) KVTIER_TRY(options.accept(start));
   const auto old_bytes = static_cast<uint64_t>(info.st_size);
-  fresh_ = old_bytes == 0;
-  Status status = GiveBack(fd_.get(), options.bytes, old_bytes);
+  const Result<uint64_t> kept = GiveBack(fd_.get(), options.bytes, old_bytes);
+  Status status = kept.status();
+  if (status.ok()) stale_bytes_ = *kept;
   if (status.ok()) status = Allocate(fd_.get(), old_bytes, options.bytes);
   if (status.ok()) status = Map();
   if (status.ok()) {
@@ -168,6 +171,7 @@ Status CxlMapping::OpenDevice(const Options& options) {
   KVTIER_ASSIGN(fd_, OpenLocked(path, 0));
   const Status mapped = Map();
   if (!mapped.ok()) return mapped.WithContext(path);
+  stale_bytes_ = bytes_;
   // Memory that forgets can hold nothing of anybody's from before.
   if (!options.target.device_keeps_data) {
     persistence_ = CxlPersistence::kNone;
@@ -179,7 +183,6 @@ Status CxlMapping::OpenDevice(const Options& options) {
 
 Status CxlMapping::OpenMemory(const Options& options) {
   KVTIER_ASSIGN(fd_, MakeMemoryFile("kvtier-cxl", bytes_));
-  fresh_ = true;
   KVTIER_TRY(Map());
   persistence_ = CxlPersistence::kNone;
   KVTIER_TRY(BindToNode(options.target.numa_node));
@@ -257,12 +260,12 @@ void CxlMapping::Write(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 void CxlMapping::Zero(uint64_t offset, uint64_t bytes) {
-  KVTIER_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
+  KVTIER_CHECK(offset <= mapped_bytes_ && bytes <= mapped_bytes_ - offset);
   pmem_->set(data_ + offset, 0, bytes, pmem_->flags);
 }
 
 Status CxlMapping::Persist(uint64_t offset, uint64_t bytes) {
-  KVTIER_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
+  KVTIER_CHECK(offset <= mapped_bytes_ && bytes <= mapped_bytes_ - offset);
   if (persistence_ == CxlPersistence::kPage) {
     const uint64_t begin = offset / kPageBytes * kPageBytes;
     if (::msync(data_ + begin, offset + bytes - begin, MS_SYNC) != 0) return StatusFromErrno(errno, "msync");

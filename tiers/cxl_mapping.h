@@ -50,13 +50,13 @@ class CxlMapping final : public CxlMemory {
   /// The memory once more, for somebody who may read and not write it; without the lock. Errors: those of
   /// open.
   Result<UniqueFd> OpenReadOnly() const;
-  /// To be mapped by it: whole pages of the device, beyond what is used.
+  /// To be mapped by it: the whole file or device, beyond what is used.
   uint64_t mapped_bytes() const { return mapped_bytes_; }
 
   std::span<const std::byte> span() const override { return {data_, bytes_}; }
   CxlPersistence persistence() const override { return persistence_; }
   bool lost() const override { return guard_.lost(); }
-  bool fresh() const override { return fresh_; }
+  uint64_t stale_bytes() const override { return stale_bytes_; }
   /// Around the caches.
   void Write(uint64_t offset, std::span<const std::byte> bytes) override;
   void Zero(uint64_t offset, uint64_t bytes) override;
@@ -80,7 +80,7 @@ class CxlMapping final : public CxlMemory {
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
   uint64_t mapped_bytes_ = 0;
-  bool fresh_ = false;
+  uint64_t stale_bytes_ = 0;
   FaultGuard guard_;
 };
 

@@ -24,8 +24,9 @@ class CxlMemory {
   virtual CxlPersistence persistence() const = 0;
   /// Whether bytes that were there are gone: they read as zeros, and what is written may go nowhere.
   virtual bool lost() const = 0;
-  /// Whether all of it is zeros still: it is new, and holds nothing of anybody's from before.
-  virtual bool fresh() const = 0;
+  /// Below it something of anybody's may stand from before; 0: the memory is new. It may lie beyond span():
+  /// who maps the memory sees that too. Zero and Persist reach as far.
+  virtual uint64_t stale_bytes() const = 0;
   /// What a later call writes is persistent only after this is, but where pages are synced: there any of it
   /// may be, and all of it after Persist.
   virtual void Write(uint64_t offset, std::span<const std::byte> bytes) = 0;

@@ -83,7 +83,7 @@ Result<std::unique_ptr<CxlStore>> CxlStore::Make(const CxlStoreOptions& options,
     store->memory_->Zero(0, kCxlMetaBytes);
     KVTIER_TRY(store->memory_->Persist(0, kCxlMetaBytes));
     // Clients will see all of it, and it may have been anybody's.
-    if (!options.tenant.empty() && !store->memory_->fresh()) KVTIER_TRY(store->ZeroFrom(kCxlMetaBytes));
+    if (!options.tenant.empty()) KVTIER_TRY(store->ZeroStale());
   }
   if (start->blank || start->one_damaged) KVTIER_TRY(store->WriteSuperblock(superblock));
   return store;
@@ -96,9 +96,10 @@ CxlStore::~CxlStore() {
   WriteSuperblock(clean).IgnoreBecause("without the mark the next start checks everything");
 }
 
-Status CxlStore::ZeroFrom(uint64_t offset) {
-  const uint64_t end = memory_->span().size();
-  for (; offset < end; offset += kZeroBytes) {
+/// What stands behind the models.
+Status CxlStore::ZeroStale() {
+  const uint64_t end = memory_->stale_bytes();
+  for (uint64_t offset = kCxlMetaBytes; offset < end; offset += kZeroBytes) {
     const uint64_t part = std::min(kZeroBytes, end - offset);
     memory_->Zero(offset, part);
     KVTIER_TRY(memory_->Persist(offset, part));
@@ -141,6 +142,8 @@ Status CxlStore::CheckUse(const Place& place) const {
 void CxlStore::WriteSegmentHeader(uint32_t number, uint64_t sequence) {
   const SegmentHeader header = MakeSegmentHeader(superblock_.uuid, number, sequence, options_.segment_bytes);
   memory_->Write(CxlSegmentOffset(number, options_.segment_bytes), BytesOf(header));
+  // A client that maps the memory and sees a byte of the new use must see the new sequence.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 Status CxlStore::UseOrStart(const Place& place) {
@@ -256,8 +259,6 @@ Status CxlStore::RecycleSegment(uint32_t number, uint64_t new_sequence, BlockIo&
   }
   WriteSegmentHeader(number, new_sequence);
   KVTIER_TRY(Failed(memory_->Persist(offset, kColdSegmentHeaderBytes)));
-  // A client that maps the memory and sees a byte of the new use must see the new sequence.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   std::lock_guard lock(mutex_);
   segments_[number].damaged = false;
   return Status::Ok();

@@ -76,7 +76,7 @@ class CxlStore final : public ColdStore {
   Status PersistRecords(std::span<const ColdRecord> records);
   Status MarkDead(std::span<const ColdRecord> records);
   Status WriteSuperblock(CxlSuperblock superblock);
-  Status ZeroFrom(uint64_t offset);
+  Status ZeroStale();
   Status Failed(Status status);
 
   // cxl_recovery.cc

@@ -45,7 +45,7 @@ class DyingMemory final : public CxlMemory {
   std::span<const std::byte> span() const override { return inner_->span(); }
   CxlPersistence persistence() const override { return inner_->persistence(); }
   bool lost() const override { return inner_->lost(); }
-  bool fresh() const override { return inner_->fresh(); }
+  uint64_t stale_bytes() const override { return inner_->stale_bytes(); }
   void Write(uint64_t offset, std::span<const std::byte> bytes) override {
     if (point_ == "before_write") Die();
     if (point_ == "torn_write") {

@@ -326,6 +326,22 @@ TEST_F(TenantStoreTest, WhatStoodInTheMemoryBeforeIsGoneWhereATenantsClientsWill
   }
 }
 
+TEST_F(TenantStoreTest, SoIsWhatADeviceHasBeyondTheCapacity) {
+  {
+    std::ofstream file(Path(), std::ios::binary | std::ios::trunc);
+    file << std::string(CxlMapping::kStartBytes, '\0');
+    file << std::string(2 * kTestCapacityBytes - CxlMapping::kStartBytes, 'z');
+  }
+  CxlStoreOptions options = TestCxlOptions();
+  options.tenant = "uid:1";
+  auto mapping =
+      MapForCxlStore(options, {.kind = CxlKind::kDevDax, .path = Path(), .device_keeps_data = true}).value();
+  const std::span<const std::byte> seen(mapping->span().data(), mapping->mapped_bytes());
+  ASSERT_EQ(seen.size(), 2 * kTestCapacityBytes);
+  const auto store = CxlStore::Make(options, std::move(mapping)).value();
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), std::byte{'z'}), 0);
+}
+
 TEST_F(TenantStoreTest, S12_WhoReadsARecordInPlaceFindsItWholeUntilTheSegmentIsInAnotherUse) {
   auto io = MakeBlockIo(BlockIoKind::kSync).value();
   const auto store = Make("uid:1");
@@ -356,6 +372,34 @@ TEST_F(TenantStoreTest, NoStartUsesASequenceOfAnEarlierOneAgain) {
   SegmentAllocator allocator(TierId{2}, kTestSegmentBytes, 4);
   allocator.StartAt(last);
   EXPECT_GE(allocator.Append(4096, 1)->epoch, last);
+}
+
+/// Its clients know the uuid, and choose the bytes of its blocks.
+TEST_F(TenantStoreTest, ASequenceThatNoDaemonGaveIsNotTakenFromARecord) {
+  auto io = MakeBlockIo(BlockIoKind::kSync).value();
+  auto store = Make("uid:1");
+  ASSERT_TRUE(store->Recover().ok());
+  TestAllocator allocator;
+  const ColdRecord outer = WriteBlock(*store, *io, allocator, 2).value();
+  ASSERT_TRUE(store->Commit({&outer, 1}, *io).ok());
+  ColdRecord forged = outer;
+  forged.place.offset += kSlotAlign;
+  forged.place.bytes = kSlotAlign;
+  forged.place.epoch = UINT64_MAX;
+  forged.image_bytes = 100;
+  const RecordHeader header = MakeRecordHeader(store->uuid(), forged, RecordState::kLive);
+  store.reset();
+  {
+    std::fstream file(Path(), std::ios::in | std::ios::out | std::ios::binary);
+    const uint64_t segment = CxlSegmentOffset(outer.place.container, kTestSegmentBytes);
+    file.seekp(static_cast<std::streamoff>(segment));
+    file.write("damaged", 7);
+    file.seekp(static_cast<std::streamoff>(segment + forged.place.offset));
+    file.write(reinterpret_cast<const char*>(&header), sizeof(header));
+  }
+  const ColdRecovery recovery = Make("uid:1")->Recover().value();
+  ASSERT_EQ(recovery.segments.size(), 1u);
+  EXPECT_EQ(recovery.segments[0].sequence, outer.place.epoch);
 }
 
 TEST_F(CxlStoreTest, MemoryThatGoesAwayIsACodeAndTheNextStartChecksEverything) {

@@ -29,7 +29,7 @@ class PowerCutMemory final : public CxlMemory {
   std::span<const std::byte> span() const override { return working_; }
   CxlPersistence persistence() const override { return persistence_; }
   bool lost() const override { return false; }
-  bool fresh() const override { return false; }
+  uint64_t stale_bytes() const override { return working_.size(); }
   void Write(uint64_t offset, std::span<const std::byte> bytes) override {
     if (!bytes.empty()) std::memcpy(working_.data() + offset, bytes.data(), bytes.size());
     Changed(offset, bytes.size());
