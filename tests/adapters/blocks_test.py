@@ -1,7 +1,6 @@
 """What the adapters share, against the real daemon: every failure is a miss, in time."""
 
 import dataclasses
-import signal
 import subprocess
 import threading
 import time
@@ -9,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import BUILD, Daemon, suspend
+from conftest import BUILD, Daemon, suspended
 
 LAYERS, HEADS, DIM = 3, 2, 64
 GENEROUS = {"timeout_ms": 20000, "transfer_timeout_ms": 20000}
@@ -117,22 +116,18 @@ def test_connecting_takes_no_longer_than_its_thread_can_wait(daemon):
     from kvtier_adapters.blocks import Settings, Store
 
     settings = Settings(socket=daemon.socket, transfer_timeout_ms=1500)
-    suspend(daemon)
-    try:
+    with suspended(daemon):
         for least, most, connect_timeout_ms in ((0.05, 1.2, 100), (1.2, 10, None)):
             start = time.monotonic()
             assert Store(spec(), settings, connect_timeout_ms=connect_timeout_ms).chunk(b"x", 1) is None
             assert least < time.monotonic() - start < most
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
 
 
 def test_a_daemon_that_hangs_costs_one_deadline(daemon):
     a = store(daemon.socket, timeout_ms=300, retry_ms=600000)
     saved(a, b"hang", random_kv(5))
     blocks = a.chunk(b"hang", 2)
-    suspend(daemon)
-    try:
+    with suspended(daemon):
         start = time.monotonic()
         assert a.lookup(blocks) == 0
         first = time.monotonic() - start
@@ -141,21 +136,16 @@ def test_a_daemon_that_hangs_costs_one_deadline(daemon):
         for _ in range(1000):
             assert a.lookup(blocks) == 0 and a.acquire(blocks) is None
         assert 0.2 < first < 5 and time.monotonic() - start < 1  # a thousand deadlines are 300 s
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
 
 
 def test_a_lookup_that_had_less_time_tells_nothing_of_the_daemon(daemon):
     a = store(daemon.socket, timeout_ms=2000, retry_ms=600000)
     saved(a, b"short", random_kv(8))
     blocks = a.chunk(b"short", 2)
-    suspend(daemon)
-    try:
+    with suspended(daemon):
         start = time.monotonic()
         assert a.lookup(blocks, timeout_ms=100) == 0 and 0.05 < time.monotonic() - start < 1.5
         assert a._breaker.allows()
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
     until(lambda: a.lookup(blocks) == 256)
 
 

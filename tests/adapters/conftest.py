@@ -1,5 +1,6 @@
 """The adapters as their wheel gives them, and a daemon. What an engine's package is needed for runs by tests/adapters/run.sh."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -16,10 +17,15 @@ BUILD, Daemon, installed_wheel, daemon = _python.BUILD, _python.Daemon, _python.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", LMCACHE_TRACK_USAGE="false")
 
 
-def suspend(daemon):
-    """Returns when it has stopped; SIGCONT lets it go on."""
+@contextlib.contextmanager
+def suspended(daemon):
+    """Begins when the daemon has stopped, and lets it go on at the end."""
     daemon.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)
+    try:
+        yield
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
 
 
 def needs(package):

@@ -85,6 +85,16 @@ def until_there(made, keys):
     assert made.batch_exists(keys) == len(keys)
 
 
+def stored_pages(daemon, first, options=None):
+    """A storage that has pages 0 and 1 of its pool, and their keys."""
+    pool, keys = host_pool(), hashes(first, 2)
+    fill(pool, range(2), first)
+    made = storage(daemon, pool, options)
+    made.batch_set_v1(keys, indices(range(2)))
+    until_there(made, keys)
+    return made, pool, keys
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("page", [64, 128])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -124,11 +134,7 @@ def meaning(pool, number):
     {"model_name": "n"}, {"tp_size": 2}, {"tp_rank": 1, "tp_size": 2}, {"pp_size": 2}, {"pp_rank": 1, "pp_size": 2},
     {"attn_cp_size": 2}, {"options": {"revision": "2"}}])
 def test_another_model_or_rank_is_a_miss_on_data_that_exists(module_daemon, other):
-    pool, keys = host_pool(), hashes(50000, 2)
-    fill(pool, range(2), 1)
-    made = storage(module_daemon, pool)
-    made.batch_set_v1(keys, indices(range(2)))
-    until_there(made, keys)
+    _, _, keys = stored_pages(module_daemon, 50000)
     target = host_pool()
     reader = storage(module_daemon, target, **other)
     assert reader.batch_exists(keys) == 0 and not reader.exists(keys[0])
@@ -136,11 +142,7 @@ def test_another_model_or_rank_is_a_miss_on_data_that_exists(module_daemon, othe
 
 
 def test_another_type_or_page_size_is_a_miss(module_daemon):
-    pool, keys = host_pool(), hashes(60000, 2)
-    fill(pool, range(2), 1)
-    made = storage(module_daemon, pool)
-    made.batch_set_v1(keys, indices(range(2)))
-    until_there(made, keys)
+    _, _, keys = stored_pages(module_daemon, 60000)
     assert storage(module_daemon, host_pool(dtype=torch.float16)).batch_exists(keys) == 0
     assert storage(module_daemon, host_pool(page=128)).batch_exists(keys) == 0
 
@@ -159,11 +161,7 @@ def test_page_hashes_know_lora_and_salt(monkeypatch, module_daemon):
 
 
 def test_after_clear_nothing_is_found_until_it_is_stored_again(module_daemon):
-    pool, keys = host_pool(), hashes(90000, 2)
-    fill(pool, range(2), 4)
-    made = storage(module_daemon, pool)
-    made.batch_set_v1(keys, indices(range(2)))
-    until_there(made, keys)
+    made, pool, keys = stored_pages(module_daemon, 90000)
     made.clear()
     assert made.batch_exists(keys) == 0 and made.batch_get_v1(keys, indices([4, 5])) == [False, False]
     fill(pool, range(2), 5)  # other weights
@@ -199,11 +197,7 @@ def test_what_is_not_supported_is_refused(module_daemon, pool, other, change, wh
 
 
 def test_a_daemon_that_dies_is_a_miss(daemon):
-    pool, keys = host_pool(), hashes(0, 2)
-    fill(pool, range(2), 5)
-    made = storage(daemon, pool, {"timeout_ms": 200, "transfer_timeout_ms": 200, "retry_ms": 1})
-    made.batch_set_v1(keys, indices(range(2)))
-    until_there(made, keys)
+    made, pool, keys = stored_pages(daemon, 0, {"timeout_ms": 200, "transfer_timeout_ms": 200, "retry_ms": 1})
     daemon.kill()
     before = pool.kv_buffer.clone()
     assert made.batch_exists(keys) == 0 and made.batch_get_v1(keys, indices([4, 5])) == [False, False]

@@ -1,13 +1,12 @@
 """transformers' generate() on kvtier, with a small model of random weights."""
 
 import dataclasses
-import signal
 import time
 import types
 
 import pytest
 
-from conftest import needs, suspend
+from conftest import needs, suspended
 
 needs("transformers")
 import torch
@@ -147,11 +146,10 @@ def test_without_a_daemon_generate_goes_on_alone(daemon):
     expected = generate(model, PROMPT, cache)
     assert prefixes.save(cache, expected.sequences)
     until_restored(prefixes, PROMPT, 384)
-    suspend(daemon)
-    start = time.monotonic()
-    hung = prefixes.cache(PROMPT)
-    assert hung.restored_tokens == 0 and time.monotonic() - start < 5
-    daemon.process.send_signal(signal.SIGCONT)
+    with suspended(daemon):
+        start = time.monotonic()
+        hung = prefixes.cache(PROMPT)
+        assert hung.restored_tokens == 0 and time.monotonic() - start < 5
     daemon.kill()
     alone = prefixes.cache(PROMPT)
     assert alone.restored_tokens == 0

@@ -1,13 +1,12 @@
 """vLLM's own engine, in its CPU build, on kvtier: a small model of random weights, a cache small enough to preempt."""
 
 import os
-import signal
 import threading
 import time
 
 import pytest
 
-from conftest import needs, suspend
+from conftest import needs, suspended
 
 needs("vllm")
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR")
@@ -250,11 +249,10 @@ def test_a_daemon_that_hangs_or_dies_costs_time_and_no_answer(engine, module_dae
     prompt = [90] + PROMPT[1:]
     (expected,) = generate(engine, [prompt])
     settle(engine)
-    suspend(module_daemon)
-    start = time.monotonic()
-    (hung,) = generate(engine, [prompt])
-    assert hung[0] == expected[0] and hung[2] == 0 and time.monotonic() - start < 30
-    module_daemon.process.send_signal(signal.SIGCONT)
+    with suspended(module_daemon):
+        start = time.monotonic()
+        (hung,) = generate(engine, [prompt])
+        assert hung[0] == expected[0] and hung[2] == 0 and time.monotonic() - start < 30
     module_daemon.kill()
     assert engine.reset_prefix_cache()
     (dead,) = generate(engine, [prompt])
