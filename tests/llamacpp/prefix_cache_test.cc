@@ -386,47 +386,47 @@ class Babbler {
   std::thread thread_;
 };
 
-TEST(PrefixCacheAlone, ADaemonThatTalksNonsenseIsNone) {
-  const TemporaryFolder folder;
-  Babbler babbler(folder.File("kvtierd.sock"));
-  PrefixCacheOptions options = Options(folder.File("kvtierd.sock"));
+PrefixCacheOptions Impatient(const std::string& socket) {
+  PrefixCacheOptions options = Options(socket);
   options.call_timeout = std::chrono::milliseconds(200);
-  const SteadyClock clock;
-  PrefixCache cache(Identity(), options, clock);
+  return options;
+}
+
+/// All are short and miss. The way the stores ended.
+std::vector<Code> CallsWithoutADaemon(PrefixCache& cache) {
   const std::vector<int32_t> tokens = Tokens(300);
   Memory memory;
   memory.Compute(tokens);
+  std::vector<Code> ends;
   for (int turn = 0; turn < 3; ++turn) {
     Memory empty;
     const RestoreReport restored = cache.Restore(tokens, empty);
     EXPECT_EQ(restored.tokens, 0u);
     EXPECT_FALSE(restored.ended.ok());
     EXPECT_LT(restored.took, std::chrono::seconds(5));
-    EXPECT_FALSE(cache.Store(tokens, 0, memory).ended.ok());
+    const StoreReport stored = cache.Store(tokens, 0, memory);
+    EXPECT_FALSE(stored.ended.ok());
+    EXPECT_LT(stored.took, std::chrono::seconds(5));
+    ends.push_back(stored.ended.code());
   }
   EXPECT_FALSE(cache.connected());
+  return ends;
+}
+
+TEST(PrefixCacheAlone, ADaemonThatTalksNonsenseIsNone) {
+  const TemporaryFolder folder;
+  Babbler babbler(folder.File("kvtierd.sock"));
+  const SteadyClock clock;
+  PrefixCache cache(Identity(), Impatient(folder.File("kvtierd.sock")), clock);
+  CallsWithoutADaemon(cache);
   EXPECT_GE(babbler.sessions(), 1);
 }
 
 TEST(PrefixCacheAlone, WithoutADaemonEveryCallIsShort) {
   const TemporaryFolder folder;
-  PrefixCacheOptions options = Options(folder.File("nobody.sock"));
-  options.call_timeout = std::chrono::milliseconds(200);
   const SteadyClock clock;
-  PrefixCache cache(Identity(), options, clock);
-  const std::vector<int32_t> tokens = Tokens(300);
-  Memory memory;
-  memory.Compute(tokens);
-  for (int turn = 0; turn < 3; ++turn) {
-    Memory empty;
-    const RestoreReport restored = cache.Restore(tokens, empty);
-    EXPECT_EQ(restored.tokens, 0u);
-    EXPECT_LT(restored.took, std::chrono::seconds(5));
-    const StoreReport stored = cache.Store(tokens, 0, memory);
-    EXPECT_EQ(stored.ended.code(), Code::kUnavailable);
-    EXPECT_LT(stored.took, std::chrono::seconds(5));
-  }
-  EXPECT_FALSE(cache.connected());
+  PrefixCache cache(Identity(), Impatient(folder.File("nobody.sock")), clock);
+  EXPECT_EQ(CallsWithoutADaemon(cache), std::vector<Code>(3, Code::kUnavailable));
   const Result<uint64_t> stand = cache.Settle(std::chrono::milliseconds(1));
   ASSERT_TRUE(stand.ok());
   EXPECT_EQ(*stand, 0u);
