@@ -181,9 +181,19 @@ def test_a_request_for_the_log_probabilities_of_its_prompt_computes_all_of_it(en
     prompt = [64] + PROMPT[1:]
     generate(engine, [prompt])
     settle(engine)
-    (output,) = engine.generate([{"prompt_token_ids": prompt}], SamplingParams(
-        max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=1), use_tqdm=False)
-    assert len(output.prompt_logprobs) == len(prompt) and output.num_cached_tokens == 0
+    (store,) = scheduler(engine).connector._scheduler._stores
+    asked, original = [], store.lookup
+    store.lookup = lambda blocks, **other: (asked.append(len(blocks)), original(blocks, **other))[1]
+    try:
+        (output,) = engine.generate([{"prompt_token_ids": prompt}], SamplingParams(
+            max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=1), use_tqdm=False)
+        assert len(output.prompt_logprobs) == len(prompt) and output.num_cached_tokens == 0
+        assert not asked  # vLLM would leave what is found alone
+        assert engine.reset_prefix_cache()
+        (back,) = generate(engine, [prompt])
+        assert asked == [3] and back[2] == 384
+    finally:
+        del store.lookup
 
 
 def put_again(engine, prompt, tokens=8):
