@@ -19,6 +19,8 @@ void AddCodecs(CLI::App& app, int& exit_status);
 void AddAttention(CLI::App& app, int& exit_status);
 /// `storage`: the cold store beside fio.
 void AddStorage(CLI::App& app, int& exit_status);
+/// `serve`: the load generator for servers, peers/serve.py.
+void AddServe(CLI::App& app, int& exit_status);
 /// `quality`: what they cost on real data.
 void AddQuality(CLI::App& app, int& exit_status);
 

@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   kvtier::bench::AddAttention(app, exit_status);
   kvtier::bench::AddQuality(app, exit_status);
   kvtier::bench::AddStorage(app, exit_status);
+  kvtier::bench::AddServe(app, exit_status);
   CLI11_PARSE(app, argc, argv);
   return exit_status;
 }

@@ -170,7 +170,7 @@ Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
   StorageRun run;
   std::vector<double> began(count);
   const uint64_t small = kMaxSmallUncommittedBytes / record_bytes_;
-  uint32_t max_uncommitted =
+  const auto max_uncommitted =
       static_cast<uint32_t>(std::clamp<uint64_t>(small, kMaxUncommitted, kMaxSmallUncommitted));
   uint32_t next = 0, written = 0, done = 0;
   std::vector<bool> committing(count);
@@ -195,7 +195,8 @@ Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
   run.seconds = NowSeconds() - start;
   run.cpu_seconds = CpuSeconds() - cpu;
   run.bytes = count * record_bytes_;
-  run.commits = commits_ - commits_before;
+  // The last of them is counted after its completions are seen here.
+  run.commits = std::max<uint64_t>(commits_ - commits_before, 1);
   return run;
 }
 

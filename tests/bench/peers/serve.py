@@ -6,7 +6,7 @@ usage: serve.py ttft | budget | load [options]
            and after kill -9 of everything; in turns, medians
   budget   5 conversations of 4 turns in turns under one budget of RAM, and 5 users of one prefix: tokens computed
   load     N clients with multi-turn conversations and shared system prompts against the server at --url: percentiles of
-           the time to first token, tokens computed again, hits by tier
+           the time to first token, tokens computed again, hits by tier; `kvtier-bench serve` is this
 Needs a build with -DKVTIER_LLAMACPP, and for the first two `deploy/fetch-llamacpp.sh server smollm2`.
 """
 import argparse
