@@ -19,7 +19,8 @@ struct CommonOptions {
   std::vector<std::string> only;   ///< methods; empty: all
   uint32_t threads = 1;
 };
-void AddCommon(CLI::App& command, CommonOptions& options);
+/// `methods`: the names that --only may have, those of the rows that the command can give.
+void AddCommon(CLI::App& command, CommonOptions& options, const std::vector<std::string>& methods);
 /// Writes the text that `make` returns to options.json, where that is asked for. False, and said, when it
 /// cannot.
 bool WriteJson(const CommonOptions& options, const std::function<std::string()>& make);

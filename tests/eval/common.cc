@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "tests/eval/commands.h"
-#include "tests/eval/methods.h"
 
 namespace kvtier::eval {
 
@@ -15,12 +14,12 @@ std::string CacheFolder() {
   return cache != nullptr ? cache : std::string(home != nullptr ? home : "") + "/.cache/kvtier";
 }
 
-void AddCommon(CLI::App& command, CommonOptions& options) {
+void AddCommon(CLI::App& command, CommonOptions& options, const std::vector<std::string>& methods) {
   command.add_option("--model", options.model, "GGUF file")->capture_default_str();
   command.add_option("--text", options.texts, "NAME=FILE[,FILE...], may be repeated")->capture_default_str();
   command.add_option("--json", options.json, "Write the results to this file as JSON, too");
   command.add_option("--only", options.only, "Only this method, may be repeated")
-      ->check(CLI::IsMember(MethodNames()));
+      ->check(CLI::IsMember(methods));
   command.add_option("--threads", options.threads, "Of the engine")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

@@ -57,6 +57,7 @@ TEST(Logits, SummaryIsOfWindowsAndItsPercentileOfTokens) {
   EXPECT_DOUBLE_EQ(summary.kl_p99, 50);
   EXPECT_DOUBLE_EQ(summary.top1, 0.995);
   EXPECT_DOUBLE_EQ(summary.nll_change, 0.01);
+  EXPECT_EQ(summary.tokens, 200u);
   EXPECT_EQ(Summarize({windows.data(), 1}).kl_error, 0);
 }
 

@@ -90,7 +90,8 @@ Summary Summarize(std::span<const std::vector<TokenScore>> windows) {
           .nll_change = nll.mean,
           .kl_error = kl.error,
           .nll_error = nll.error,
-          .windows = windows.size()};
+          .windows = windows.size(),
+          .tokens = kl_all.size()};
 }
 
 }  // namespace kvtier::eval

@@ -36,7 +36,7 @@ struct Summary {
   double top1 = 0;  ///< part of the tokens whose most probable next token is the same
   double nll_change = 0;
   double kl_error = 0, nll_error = 0;  ///< standard errors over the windows; 0 of one window
-  size_t windows = 0;
+  size_t windows = 0, tokens = 0;
 };
 
 /// Means of window means, each of equally many tokens; the 99th percentile is of all tokens.

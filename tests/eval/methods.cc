@@ -163,8 +163,16 @@ std::vector<std::string> MethodNames() {
   return names;
 }
 
+std::vector<std::string> AttendedNames() {
+  std::vector<std::string> names;
+  for (const Method& method : AllMethods())
+    if (method.encode) names.push_back(method.name + kAttended);
+  return names;
+}
+
 std::vector<Rule> Rules() {
-  return {{"kv4p", "q4_0 rotated"}, {"kv4p", kQ4Cache}, {"kv2p", "KIVI-2 g32"}};
+  // The first two are close, and over a few tokens chance decides.
+  return {{"kv4p", "q4_0 rotated", 256}, {"kv4p", kQ4Cache, 1}, {"kv2p", "KIVI-2 g32", 1}};
 }
 
 }  // namespace kvtier::eval

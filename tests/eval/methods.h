@@ -44,13 +44,16 @@ inline constexpr const char kAttended[] = ", attended";
 inline constexpr const char kQ8Cache[] = "q8_0 cache";
 inline constexpr const char kQ4Cache[] = "q4_0 cache";
 
-/// Of everything that can be asked for by name.
+/// Of everything that can bring a context back.
 std::vector<std::string> MethodNames();
+/// Of everything that the model can attend to as it is stored.
+std::vector<std::string> AttendedNames();
 
 /// Of two methods: the first is to cost less KL with fewer bits.
 struct Rule {
   const char* better;
   const char* worse;
+  size_t least_tokens;  ///< scored ones; fewer do not tell these two apart
 };
 std::vector<Rule> Rules();
 

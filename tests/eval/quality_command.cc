@@ -1,6 +1,8 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -92,8 +94,9 @@ bool Check(const TextScores& result) {
     const MethodScores* const better = Find(result, rule.better);
     const MethodScores* const worse = Find(result, rule.worse);
     if (better == nullptr || worse == nullptr) continue;
-    if (Summarize(better->windows).kl < Summarize(worse->windows).kl &&
-        better->bits_per_element < worse->bits_per_element)
+    const Summary tried = Summarize(better->windows);
+    if (tried.tokens < rule.least_tokens) continue;
+    if (tried.kl < Summarize(worse->windows).kl && better->bits_per_element < worse->bits_per_element)
       continue;
     std::printf("error: %s: %s is not better than %s with fewer bits\n", result.text.c_str(), rule.better,
                 rule.worse);
@@ -128,7 +131,9 @@ void AddQuality(CLI::App& app, int& exit_status) {
                            "code=/usr/lib/python3.11/argparse.py,/usr/lib/python3.11/subprocess.py,"
                            "/usr/lib/python3.11/tarfile.py,/usr/lib/python3.11/typing.py"};
   CLI::App* command = app.add_subcommand("quality", "KL, top-1 agreement and NLL of every precision");
-  AddCommon(*command, options->common);
+  std::vector<std::string> names = MethodNames();
+  std::ranges::move(AttendedNames(), std::back_inserter(names));
+  AddCommon(*command, options->common, names);
   command->add_option("--windows", options->windows, "Of each text")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -200,7 +200,7 @@ void AddRetrieval(CLI::App& app, int& exit_status) {
   options->common.texts = {"prose=" + CacheFolder() + "/texts/jargon.txt"};
   CLI::App* command =
       app.add_subcommand("retrieval", "Facts hidden in a long context, asked for after every precision");
-  AddCommon(*command, options->common);
+  AddCommon(*command, options->common, MethodNames());
   command->add_option("--contexts", options->contexts)->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--facts", options->facts, "Of each context")
       ->check(CLI::Range(1u, kFactsMax))
