@@ -158,6 +158,7 @@ void AttendBlocks(Lease& lease, size_t first, const Attention& attention,
     results[i] = {};
     results[i].code = ToC(attended.status().code());
     if (!attended.ok()) {
+      lease.NoteIfDamaged(first + i, attended.status());
       Fail(attended.status());
       continue;
     }

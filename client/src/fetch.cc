@@ -95,6 +95,7 @@ void FetchBlocks(Lease& lease, size_t first, LayerRange layers, const View& dest
     results[i] = {};
     results[i].code = ToC(status.code());
     if (!status.ok()) {
+      lease.NoteIfDamaged(first + i, status);
       Fail(status);
       continue;
     }

@@ -43,11 +43,13 @@ Result<std::shared_ptr<LayerFetch>> LayerFetch::Make(std::shared_ptr<Lease> leas
   for (size_t i = 0; i < count; ++i) {
     Block& block = fetch->blocks_[i];
     const kvtier_block_info& info = lease->blocks[first + i].info;
+    block.index = first + i;
     block.first_token = static_cast<uint32_t>(info.position - start);
     block.precision = info.precision;
     Result<LeasedImage> opened = OpenBlock(*lease, first + i);
     block.failure = opened.status().code();
     block.failed_layer = layers.first;
+    lease->NoteIfDamaged(block.index, opened.status());
     if (opened.ok()) block.opened = std::move(*opened);
   }
   return fetch;
@@ -72,7 +74,9 @@ Status LayerFetch::Decode(const Block& block, uint16_t layer) const {
   KVTIER_TRY(lease_->CheckAndRenew(SteadyClock().Now()));
   KvLayerView out = destination_->get().Layer(layer, block.first_token);
   out.stores = stores_;
-  return DecodeLayer(block.opened.block->image(), layer, out, block.opened.guard());
+  const Status decoded = DecodeLayer(block.opened.block->image(), layer, out, block.opened.guard());
+  lease_->NoteIfDamaged(block.index, decoded);
+  return decoded;
 }
 
 void LayerFetch::Finish(Block& block, uint16_t layer, const Status& status) {

@@ -60,6 +60,7 @@ class LayerFetch {
  private:
   struct Block {
     LeasedImage opened;
+    size_t index = 0;  ///< in the lease
     uint32_t first_token = 0;
     kvtier_precision precision = KVTIER_PRECISION_ANY;
     Code failure = Code::kOk;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "client/src/query.h"
 
@@ -87,10 +88,14 @@ Status FillLease(Lease& lease, const Query& query, const v1::AcquireReply& reply
   return Status(why, "no block of the query is there");
 }
 
-void ReleaseInBackground(Connection& connection, uint64_t lease) {
+v1::ReleaseRequest ReleaseOf(const Connection& connection, uint64_t lease) {
   v1::ReleaseRequest request;
   request.set_session_token(connection.token());
   request.set_lease(lease);
+  return request;
+}
+
+void ReleaseInBackground(Connection& connection, v1::ReleaseRequest request) {
   connection.rpc().ReleaseAsync(std::move(request), Now() + kBackgroundReleaseTimeout);
 }
 
@@ -117,6 +122,21 @@ v1::AcquireRequest MakeRequest(const Connection& connection, uint32_t remote_mod
 void Lease::StartTtl(TimePoint asked, Duration ttl) {
   ttl_ns_ = ttl.count();
   expires_ns_ = (asked + ttl).time_since_epoch().count();
+}
+
+void Lease::NoteIfDamaged(size_t index, const Status& status) {
+  if (status.code() != Code::kDataLoss) return;
+  const std::lock_guard lock(mutex_);
+  if (damaged_.size() < kMaxDamagedTold) damaged_.insert(index);
+}
+
+std::string Lease::DamagedKeys() const {
+  const std::lock_guard lock(mutex_);
+  std::string keys;
+  for (const size_t index : damaged_) {
+    keys.append(reinterpret_cast<const char*>(blocks[index].info.key), KVTIER_KEY_BYTES);
+  }
+  return keys;
 }
 
 Status Lease::CheckAndRenew(TimePoint now) {
@@ -159,7 +179,7 @@ Result<std::shared_ptr<Lease>> Acquire(Client& client, const std::shared_ptr<con
       status = FillLease(*lease, query, reply, deadline);
     }
     // The daemon may have granted it although the reply was lost or is of no use.
-    if (!status.ok() && maybe_granted) ReleaseInBackground(*connection, lease->id);
+    if (!status.ok() && maybe_granted) ReleaseInBackground(*connection, ReleaseOf(*connection, lease->id));
     return status;
   }));
   return lease;
@@ -167,15 +187,14 @@ Result<std::shared_ptr<Lease>> Acquire(Client& client, const std::shared_ptr<con
 
 Status Release(const Lease& lease, TimePoint deadline) {
   if (!lease.connection->alive()) return Status(Code::kStale, "the session of the lease has ended");
-  v1::ReleaseRequest request;
-  request.set_session_token(lease.connection->token());
-  request.set_lease(lease.id);
+  v1::ReleaseRequest request = ReleaseOf(*lease.connection, lease.id);
+  request.set_damaged_keys(lease.DamagedKeys());
   v1::ReleaseReply reply;
   const Status status = lease.connection->rpc().Call(request, reply, deadline);
   if (status.code() == Code::kUnauthenticated)
     return Status(Code::kStale, "the session of the lease has ended");
   // gRPC takes a call back at its deadline, so the daemon may never see this one.
-  if (status.code() == Code::kDeadlineExceeded) ReleaseInBackground(*lease.connection, lease.id);
+  if (status.code() == Code::kDeadlineExceeded) ReleaseInBackground(*lease.connection, std::move(request));
   return status;
 }
 

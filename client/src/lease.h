@@ -3,6 +3,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "client/src/checked_blocks.h"
@@ -21,6 +24,9 @@ struct LeasedBlock {
   uint64_t slot_epoch = 0;
 };
 
+/// Damaged blocks of a lease that the daemon is told of.
+inline constexpr size_t kMaxDamagedTold = 16;
+
 /// Blocks pinned by the daemon. Threads: any. Expires by the clock of this side, which is never later than
 /// the daemon's, so that every read sees the end in the same way.
 class Lease {
@@ -34,6 +40,12 @@ class Lease {
   std::vector<LeasedBlock> blocks;  ///< fixed once the lease is handed out
   CheckedBlocks checked;            ///< those that attention has read
 
+  /// Tells the daemon of block `index`, once the lease is released, when `status` says that its bytes are
+  /// damaged. The first kMaxDamagedTold of them.
+  void NoteIfDamaged(size_t index, const Status& status);
+  /// Packed keys.
+  std::string DamagedKeys() const;
+
   /// `asked` is the moment before the daemon was asked.
   void StartTtl(TimePoint asked, Duration ttl);
   /// Renews when more than half of the TTL is over. Errors: kStale once it has expired, or its session has
@@ -43,6 +55,8 @@ class Lease {
  private:
   std::atomic<int64_t> ttl_ns_ = 0;
   std::atomic<int64_t> expires_ns_ = 0;
+  mutable std::mutex mutex_;
+  std::set<size_t> damaged_;  ///< indexes of blocks; under mutex_
 };
 
 struct AcquireOptions {

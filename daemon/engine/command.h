@@ -131,6 +131,9 @@ struct Acquire {
 struct Release {
   SessionId session;
   LeaseId lease;
+  /// Blocks of the lease that were damaged where the client read them. Nobody is believed: a few of these
+  /// copies are read and checked, the rest is left to the next reader or the background check.
+  std::vector<Key> damaged;
   Reply<Done> reply;
 };
 /// Progress of a long read. Errors: kStale.

@@ -74,6 +74,7 @@ bool EngineImpl::Handle(Release& c) {
   if (lease->pending != OpId{}) {
     FailAcquire(lease->pending, Code::kCancelled);
   } else {
+    VerifyDamaged(*lease, c.damaged);
     EndLease(*session, c.lease);
     metrics_.leases_released.Add();
   }

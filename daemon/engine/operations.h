@@ -233,7 +233,7 @@ struct PendingJob {
   ArenaId arena{};
   uint32_t segment = 0;
   ModelId model{};
-  OpId op{};  ///< kVerify: of whom; 0: the background check. kRewrite, kRewriteCommit: which
+  OpId op{};  ///< kVerify: for whom; 0: the background check. kRewrite, kRewriteCommit: which
   EntryId entry = kNoEntry;
   uint64_t bytes = 0;              ///< kVerify
   Key key{};                       ///< kVerify

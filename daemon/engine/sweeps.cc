@@ -9,6 +9,10 @@ namespace {
 constexpr size_t kMaxSweeps = 64;
 /// Blocks that one step evicts or demotes for a sweep.
 constexpr int kSweepBlocksPerStep = 256;
+/// Copies under check at once because clients found them damaged: they cannot make the daemon read more.
+constexpr uint32_t kMaxDamagedInFlight = 16;
+/// For whom those are checked; no sweep.
+constexpr OpId kDamagedOp{UINT64_MAX};
 
 }  // namespace
 
@@ -153,6 +157,18 @@ void EngineImpl::VerifyCopy(TierId tier, EntryId id, OpId op) {
                     .medium = ladder_.at(tier).options.medium});
 }
 
+void EngineImpl::VerifyDamaged(const Lease& lease, const std::vector<Key>& damaged) {
+  for (size_t i = 0; i < std::min<size_t>(damaged.size(), kMaxDamagedInFlight); ++i) {
+    for (const Lease::Pinned& pin : lease.pins) {
+      if (damaged_in_flight_ == kMaxDamagedInFlight) return;
+      const Entry& entry = table_.at(pin.entry);
+      if (entry.key != damaged[i] || !entry.Has(pin.tier.value)) continue;
+      ++damaged_in_flight_;
+      VerifyCopy(pin.tier, pin.entry, kDamagedOp);
+    }
+  }
+}
+
 void EngineImpl::OnVerifyDone(const PendingJob& job, const Completion& completion) {
   bool corrupt = completion.status.code() == Code::kDataLoss;
   if (corrupt) {
@@ -174,6 +190,10 @@ void EngineImpl::OnVerifyDone(const PendingJob& job, const Completion& completio
   if (job.op == OpId{}) {
     if (corrupt) ladder_.at(job.tier).metrics->scrub_corrupt.Add();
     return OnScrubbed(job);
+  }
+  if (job.op == kDamagedOp) {
+    --damaged_in_flight_;
+    return;
   }
   const auto found = sweeps_.find(job.op);
   if (found == sweeps_.end()) return;

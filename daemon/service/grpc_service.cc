@@ -109,8 +109,13 @@ GrpcService::Reactor* GrpcService::Release(Context* context, const v1::ReleaseRe
   return Serve(
       context, request->session_token(), 0, Need::kSession,
       [&](const std::shared_ptr<ClientSession>& session, Reactor* reactor) -> Result<CommandBody> {
+        std::vector<Key> damaged;
+        if (!request->damaged_keys().empty()) {
+          KVTIER_ASSIGN(damaged, ParseKeys(request->damaged_keys(), options_.limits.keys_per_call));
+        }
         return CommandBody(kvtier::Release{.session = session->id,
                                            .lease = LeaseId{request->lease()},
+                                           .damaged = std::move(damaged),
                                            .reply = FinishWith<Done>(reactor, reply, kNothingToFill)});
       });
 }

@@ -238,6 +238,40 @@ TEST_F(Cxl, S51_AClientOfADaemonThatWasKilledMapsTheNextOnesMemory) {
   for (const kvtier_block_result& result : results) EXPECT_NE(result.code, KVTIER_OK);
 }
 
+TEST_F(Cxl, S43_ADamagedBlockThatIsReadInPlaceIsOneMissAndQuarantined) {
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20) + "scrub_rate = 0\n" + MappedBy(Me())});
+  const Engine engine = Connect();
+  WaitUntilMapped();
+  constexpr uint32_t kBlocks = 4, kLast = kBlocks - 1;
+  Kv kv = Kv::Random(1, kBlocks * kBlockTokens), out(kBlocks * kBlockTokens);
+  const api::Sequence sequence = engine.Keys(Tokens(1, kBlocks * kBlockTokens));
+  for (const auto& result : engine.Put(sequence, kv)) ASSERT_EQ(result.code, KVTIER_OK);
+  Demote();
+  {
+    // In the middle of the last block's image: its key, which is nobody's parent, stands in its headers alone.
+    std::fstream file(data_.File("cxl"), std::ios::in | std::ios::out | std::ios::binary);
+    std::ostringstream bytes;
+    bytes << file.rdbuf();
+    const std::string all = bytes.str();
+    auto lease = engine.model.Acquire(sequence.Query());
+    ASSERT_TRUE(lease) << api::LastError();
+    const kvtier_block_info info = *lease->Block(kLast);
+    const size_t at = all.find(std::string(reinterpret_cast<const char*>(info.key), sizeof(info.key)));
+    ASSERT_NE(at, std::string::npos);
+    const size_t middle = at + info.image_bytes / 2;
+    file.clear();
+    file.seekp(static_cast<std::streamoff>(middle));
+    file.put(static_cast<char>(~all[middle]));
+  }
+  const auto results = engine.Fetch(sequence, out);
+  ASSERT_EQ(results.size(), kBlocks);
+  for (uint32_t i = 0; i < kBlocks; ++i)
+    EXPECT_EQ(results[i].code, i == kLast ? KVTIER_CORRUPT : KVTIER_OK) << "block " << i;
+  EXPECT_TRUE(Eventually(kPatienceMs / 1000.0, [&] { return engine.Hits(sequence) == kLast; }));
+  EXPECT_EQ(*daemon_->Metric("kvtier_quarantined_blocks_total"), 1.0);
+  for (const auto& result : engine.Fetch(sequence, out)) EXPECT_EQ(result.code, KVTIER_OK);
+}
+
 TEST_F(Cxl, S38_WithoutTheMemoryTheDaemonRunsOnWhatElseThereIs) {
   StartDaemon({.more = "[[tier.cold]]\nmedium = \"cxl\"\nnuma_node = 1000\ncapacity = \"1GiB\"\n"});
   EXPECT_THAT(daemon_->Log(), HasSubstr("tier cxl is left out: NUMA node 1000 has no memory"));

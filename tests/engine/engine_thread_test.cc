@@ -133,7 +133,7 @@ TEST_F(EngineThreadTest, RawBytesComeBackAsTheyWerePutWhileBlocksGoDown) {
       const std::span<const std::byte> kept = image->Parts(0).part[0];
       EXPECT_EQ(std::memcmp(kept.data(), raw_of(wanted).data(), raw_of(wanted).size()), 0);
     }
-    Call<Done>(Release{session, LeaseId{number}, {}})
+    Call<Done>(Release{session, LeaseId{number}, {}, {}})
         .status()
         .IgnoreBecause("an acquire of nothing has no lease");
   }

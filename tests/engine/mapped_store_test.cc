@@ -160,6 +160,63 @@ TEST_F(MappedStore, ARemovedBlockStaysUntilItsLeaseEnds) {
   EXPECT_EQ(ladder_->TierNumbers()[kCxl.value].used_bytes, 0u);
 }
 
+/// Blocks that a verification finds damaged, and how many verifications there were.
+class DamagedBlocks : public MappedStore {
+ protected:
+  void Start(uint64_t blocks, uint64_t damaged) {
+    Begin(Tiers(8, 1.0));
+    Fill(blocks);
+    harness().MapStore(ladder_->session, kCxl);
+    ASSERT_EQ(Read(1, 1, blocks).run.size(), blocks);
+    harness().fake().job_fault = [this, damaged](const Job& job) -> std::optional<Status> {
+      const auto* verify = std::get_if<VerifyJob>(&job.work);
+      if (verify == nullptr) return std::nullopt;
+      ++verified_;
+      if (verify->identity.key != MakeKey(damaged)) return std::nullopt;
+      return Status(Code::kDataLoss, "a flipped bit");
+    };
+  }
+  uint64_t Quarantined() { return harness().metrics().quarantined_blocks.Get(); }
+  uint64_t verified_ = 0;
+};
+
+TEST_F(DamagedBlocks, S43_WhatAClientFoundDamagedIsOneMissAndQuarantined) {
+  Start(4, 2);
+  ASSERT_TRUE(harness().ReleaseLease(ladder_->session, 1, {MakeKey(2)}).ok());
+  harness().Settle();
+  EXPECT_EQ(verified_, 1u);
+  EXPECT_EQ(Quarantined(), 1u);
+  EXPECT_EQ(harness().metrics().tier[kCxl.value].checksum_failures.Get(), 1u);
+  EXPECT_EQ(ladder_->Hits(1, 4), 1u);
+  EXPECT_EQ(ladder_->Hits(3, 2), 2u);
+}
+
+TEST_F(DamagedBlocks, AClientIsNotBelievedAndAsksForItsLeasesBlocksAlone) {
+  Start(4, 4);
+  ASSERT_TRUE(harness().ReleaseLease(ladder_->session, 1, {MakeKey(2), MakeKey(77)}).ok());
+  harness().Settle();
+  EXPECT_EQ(verified_, 1u);
+  ASSERT_EQ(Read(2, 1, 1).run.size(), 1u);
+  ASSERT_TRUE(harness().ReleaseLease(ladder_->session, 2, {MakeKey(4)}).ok());
+  harness().Settle();
+  EXPECT_EQ(verified_, 1u);
+  EXPECT_EQ(Quarantined(), 0u);
+  EXPECT_EQ(ladder_->Hits(1, 4), 4u);
+}
+
+TEST_F(DamagedBlocks, TheDaemonReadsAFewAtOnceForThem) {
+  constexpr uint64_t kBlocks = 40, kMost = 16;
+  Start(kBlocks, kBlocks);
+  std::vector<Key> all = harness().ChainKeysOf(1, kBlocks);
+  ASSERT_TRUE(harness().ReleaseLease(ladder_->session, 1, all).ok());
+  harness().Settle();
+  EXPECT_EQ(verified_, kMost);
+  Read(2, 1, kBlocks);
+  ASSERT_TRUE(harness().ReleaseLease(ladder_->session, 2, all).ok());
+  harness().Settle();
+  EXPECT_EQ(verified_, 2 * kMost) << "the first ones no longer count";
+}
+
 TEST_F(MappedStore, TheLeaseShareCountsWhatIsReadInPlace) {
   Begin(Tiers(8, 0.01));
   Fill(12);

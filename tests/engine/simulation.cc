@@ -287,7 +287,12 @@ void Simulation::SendRelease(Client& client) {
     client.leases.erase(client.leases.begin() + static_cast<ptrdiff_t>(index));  // else once more
   leases_.erase({client.id.value, lease});
   released_.insert({client.id.value, lease});
-  harness_->Send(Release{client.id, LeaseId{lease}, Once<Done>([](const auto&) {})});
+  std::vector<Key> damaged;
+  const size_t model = Random(specs_.size());
+  for (uint64_t chain = Random(kChains), depth = 0; Chance(20) && depth < kDepth; ++depth) {
+    damaged.push_back(KeyOf(client.tenant, model, chain, depth, specs_[model].tokens_per_block));
+  }
+  harness_->Send(Release{client.id, LeaseId{lease}, std::move(damaged), Once<Done>([](const auto&) {})});
 }
 
 void Simulation::SendRemove(Client& client) {

@@ -218,8 +218,8 @@ Result<LookupReply> EngineHarness::LookupKeys(SessionId session, ModelId model, 
   return Call<LookupReply>(std::move(lookup));
 }
 
-Result<Done> EngineHarness::ReleaseLease(SessionId session, uint64_t lease) {
-  return Call<Done>(Release{session, LeaseId{lease}, {}});
+Result<Done> EngineHarness::ReleaseLease(SessionId session, uint64_t lease, std::vector<Key> damaged) {
+  return Call<Done>(Release{session, LeaseId{lease}, std::move(damaged), {}});
 }
 
 void EngineHarness::OnArenaPublished(const ArenaSpec& arena) {

@@ -109,7 +109,7 @@ class EngineHarness final : public EngineEvents {
                             uint64_t count, Durability durability = Durability::kMemory);
   Result<AcquireReply> AcquireKeys(SessionId session, ModelId model, uint64_t lease, std::vector<Key> keys);
   Result<LookupReply> LookupKeys(SessionId session, ModelId model, std::vector<Key> keys);
-  Result<Done> ReleaseLease(SessionId session, uint64_t lease);
+  Result<Done> ReleaseLease(SessionId session, uint64_t lease, std::vector<Key> damaged = {});
   std::vector<Key> ChainKeysOf(uint64_t first, uint64_t count) const;
   PutBlock ChainBlock(const ModelSpec& spec, uint64_t number) const;
 
