@@ -217,8 +217,11 @@ Result<ColdRecovery> FileColdStore::Recover() {
   recovery.index_rebuilt |= index_rebuilt_;
   recovery.disk_full |= folder_.full;
   KeepBlocksOfKnownModels(recovery);
-  // Now, since later somebody may be about to store blocks of any of them.
-  if (recovery.models.size() > ColdModelLimit(options_.capacity_bytes) / 2) {
+  // Now, since later somebody may be about to store blocks of any of them; but not while a segment may hold
+  // blocks that could not be looked at.
+  const bool all_seen =
+      recovery.unopened_files == 0 && std::ranges::none_of(recovery.segments, &RecoveredSegment::unread);
+  if (all_seen && recovery.models.size() > ColdModelLimit(options_.capacity_bytes) / 2) {
     KVTIER_TRY(RemoveModelsWithoutBlocks(folder_.models(), recovery));
   }
   for (RecoveredBlock& block : recovery.blocks) {
