@@ -171,7 +171,7 @@ Status CxlMapping::OpenDevice(const Options& options) {
   KVTIER_ASSIGN(fd_, OpenLocked(path, 0));
   const Status mapped = Map();
   if (!mapped.ok()) return mapped.WithContext(path);
-  stale_bytes_ = bytes_;
+  stale_bytes_ = mapped_bytes_;
   // Memory that forgets can hold nothing of anybody's from before.
   if (!options.target.device_keeps_data) {
     persistence_ = CxlPersistence::kNone;

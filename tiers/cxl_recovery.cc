@@ -106,9 +106,11 @@ Status CxlStore::AdoptSegment(uint32_t number, ColdRecovery& out) {
 }
 
 /// The use of a segment whose header is damaged: that of its newest record; 0 without any. Should a newer use
-/// have been begun that wrote nothing yet, then evicted blocks come back, whole.
+/// have been begun that wrote nothing yet, then evicted blocks come back, whole. A record may be spelled out
+/// in a block, by a tenant who knows the uuid: sequences that no start can have given yet do not count.
 uint64_t CxlStore::SequenceByRecords(uint32_t number) const {
   const std::span<const std::byte> bytes = SegmentSpan(number);
+  const uint64_t end = (superblock_.serial + 1) << kSerialShift;
   uint64_t sequence = 0;
   for (uint64_t at = kColdSegmentHeaderBytes; at < bytes.size(); at += kColdBlockBytes) {
     const auto header = HeaderAt<RecordHeader>(bytes, at);
@@ -117,7 +119,8 @@ uint64_t CxlStore::SequenceByRecords(uint32_t number) const {
                                      .sequence = header.sequence,
                                      .offset = at,
                                      .limit_bytes = bytes.size()};
-    if (CheckRecordHeader(header, expected).ok()) sequence = std::max(sequence, header.sequence);
+    if (header.sequence < end && CheckRecordHeader(header, expected).ok())
+      sequence = std::max(sequence, header.sequence);
   }
   return sequence;
 }
