@@ -395,7 +395,7 @@ class EngineImpl final : public Engine {
 
   uint64_t changes_ = 0;  ///< that may let somebody who waits for space go on
   bool pump_again_ = false;
-  uint64_t next_id_ = 1;  ///< of jobs, transfers, operations and waits
+  uint64_t next_id_ = 1;            ///< of jobs, transfers, operations and waits
   uint32_t damaged_in_flight_ = 0;  ///< checks of copies that clients found damaged
   uint32_t next_arena_ = 1;
   uint32_t clears_ = 0;                ///< asked for

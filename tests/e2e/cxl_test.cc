@@ -248,7 +248,7 @@ TEST_F(Cxl, S43_ADamagedBlockThatIsReadInPlaceIsOneMissAndQuarantined) {
   for (const auto& result : engine.Put(sequence, kv)) ASSERT_EQ(result.code, KVTIER_OK);
   Demote();
   {
-    // In the middle of the last block's image: its key, which is nobody's parent, stands in its headers alone.
+    // In the middle of the last block's image: its key, nobody's parent, stands in its headers alone.
     std::fstream file(data_.File("cxl"), std::ios::in | std::ios::out | std::ios::binary);
     std::ostringstream bytes;
     bytes << file.rdbuf();
