@@ -99,7 +99,7 @@ KVTIER_HD void LoadQuery(const T& team, const AttendPlanesArgs& args, uint32_t k
     const uint8_t id = args.in.boost_ids[uint64_t{kv_head} * shape.nb + i];
     const uint32_t c = id < k_dim ? id : k_dim - 1;
     scratch.boost_ids[i] = static_cast<uint8_t>(c);
-    scratch.bias[c] = scratch.plain_query[c] * Fp32FromFp16(Load16(args.in.k_min + 2 * (first + c)));
+    scratch.bias[c] = q[c] * args.query.scale * Fp32FromFp16(Load16(args.in.k_min + 2 * (first + c)));
   }
   team.sync();
 }
