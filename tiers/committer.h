@@ -17,7 +17,7 @@ namespace kvtier {
 /// Commits that came during a sync are served by the next one, up to this many at once. After a group of
 /// several they wait a few milliseconds at most for more to come; one after another each is done as soon as
 /// the device has it.
-inline constexpr size_t kMaxCommitBatch = 64;
+inline constexpr size_t kMaxCommitBatch = 256;
 
 struct CommitterOptions {
   BlockIoKind io = BlockIoKind::kAuto;

@@ -25,8 +25,8 @@ inline constexpr size_t kMaxWaitsPerTicket = 8;
 inline constexpr uint32_t kMaxDemotionsPerTier = 32;
 /// Of blocks that are smaller than usual: so many, or as many as these bytes hold. One sync makes a group of
 /// them durable, and a small group is not worth it.
-inline constexpr uint32_t kMaxSmallDemotionsPerTier = 128;
-inline constexpr uint64_t kMaxSmallDemotionBytes = uint64_t{8} << 20;
+inline constexpr uint32_t kMaxSmallDemotionsPerTier = 256;
+inline constexpr uint64_t kMaxSmallDemotionBytes = uint64_t{16} << 20;
 inline constexpr uint32_t kSweepJobs = 16;           ///< moves or verifies in flight of one sweep
 inline constexpr uint32_t kSweepRowsPerStep = 4096;  ///< rows looked at
 inline constexpr size_t kEraseBatch = 512;

@@ -19,8 +19,8 @@ constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr size_t kQueue = 1024;
 /// As the engine bounds what goes down into a cold tier, and the part of it that is being written.
 constexpr uint32_t kMaxUncommitted = 32;
-constexpr uint32_t kMaxSmallUncommitted = 128;
-constexpr uint64_t kMaxSmallUncommittedBytes = uint64_t{8} << 20;
+constexpr uint32_t kMaxSmallUncommitted = 256;
+constexpr uint64_t kMaxSmallUncommittedBytes = uint64_t{16} << 20;
 constexpr uint32_t kMaxWritesOfEngine = 24;
 constexpr uint32_t kSeed = 7;
 
