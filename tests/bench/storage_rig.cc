@@ -167,6 +167,15 @@ Result<Completion> StorageRig::Await() {
 Result<StorageRun> StorageRig::Put(uint32_t count, uint32_t depth) {
   const auto first = static_cast<uint32_t>(places_.size());
   KVTIER_TRY(PlaceMore(count));
+  return Write(first, count, depth);
+}
+
+Result<StorageRun> StorageRig::PutAgain(uint32_t count, uint32_t depth) {
+  KVTIER_CHECK(count <= places_.size());
+  return Write(0, count, depth);
+}
+
+Result<StorageRun> StorageRig::Write(uint32_t first, uint32_t count, uint32_t depth) {
   StorageRun run;
   std::vector<double> began(count);
   const uint64_t small = kMaxSmallUncommittedBytes / record_bytes_;

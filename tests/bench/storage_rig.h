@@ -44,6 +44,9 @@ class StorageRig {
   /// Stores `count` new blocks with at most `depth` of them being written, and ends when all are committed.
   /// As in the daemon, commits run beside the writes, and latency is up to the commit.
   Result<StorageRun> Put(uint32_t count, uint32_t depth);
+  /// The same over the first `count` stored blocks: as in segments that are used again once the tier is full,
+  /// where the file system has no new extent to write down.
+  Result<StorageRun> PutAgain(uint32_t count, uint32_t depth);
   /// Brings `count` stored blocks, picked at random, into host memory: read, verified, copied.
   Result<StorageRun> Get(uint32_t count, uint32_t depth);
   /// Get, one at a time and ahead of the writes, while as many stored blocks are being written again as the
@@ -63,6 +66,7 @@ class StorageRig {
   MoveOrder PutOrder(uint32_t block) const;
   void Commit(uint32_t block, const Completion& written);
   Status PlaceMore(uint32_t count);
+  Result<StorageRun> Write(uint32_t first, uint32_t count, uint32_t depth);
 
   const Options options_;
   const uint32_t workers_count_;

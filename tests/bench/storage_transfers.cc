@@ -85,7 +85,7 @@ Status MeasureCase(const Case& c, const StorageOptions& options, Report& report)
              .block_bytes = rig->record_bytes(),
              .depth = c.depth,
              .file_bytes = working_set};
-  Rounds put, get;
+  Rounds put, again, get;
   for (uint32_t round = 0; round <= rounds; ++round) {
     fio.write = true;
     std::filesystem::remove(fio.file);  // kvtier's segments are new files too
@@ -96,6 +96,8 @@ Status MeasureCase(const Case& c, const StorageOptions& options, Report& report)
     std::filesystem::remove(fio.file);
     KVTIER_ASSIGN(const FioResult fio_synced_put, RunFio(fio));
     fio.sync_every = 0;
+    KVTIER_ASSIGN(const StorageRun own_again, rig->PutAgain(blocks, c.depth));
+    KVTIER_ASSIGN(const FioResult fio_again, RunFio(fio));  // over its file
     fio.write = false;
     KVTIER_ASSIGN(const StorageRun own_get, rig->Get(blocks, c.depth));
     fio.seconds = std::clamp(own_get.seconds, 0.2, 5.0);
@@ -104,11 +106,13 @@ Status MeasureCase(const Case& c, const StorageOptions& options, Report& report)
     put.Add(own_put, fio_put);
     put.AddSynced(static_cast<double>(blocks) / static_cast<double>(own_put.commits), own_put,
                   fio_synced_put);
+    again.Add(own_again, fio_again);
     get.Add(own_get, fio_get);
   }
   const bool bound = c.depth > 1;
   put.Tell(NameOf(c, "put"), bound, report);
   put.TellSynced(NameOf(c, "put"), report);
+  again.Tell(NameOf(c, "put again"), /*bound=*/false, report);
   get.Tell(NameOf(c, "get"), bound, report);
   return Status::Ok();
 }
