@@ -23,7 +23,7 @@ struct QuantizeArgs {
   /// Partial sums [heads][tokens]: only their total means something. Null: K (or V) is left out.
   RowErrors* k_errors = nullptr;
   RowErrors* v_errors = nullptr;
-  ErrorMeasure measure = ErrorMeasure::kOnGrid;
+  ErrorMeasure measure_v = ErrorMeasure::kOnGrid;
 };
 
 struct QuantizeScratch {
@@ -108,20 +108,14 @@ KVTIER_HD inline void QuantizeKTile(const float* x, uint32_t first, uint32_t n,
 }
 
 KVTIER_HD inline void AddKTileErrors(const float* x, const uint8_t* codes, uint32_t first, uint32_t n,
-                                     const QuantizeScratch& scratch, ErrorMeasure measure,
-                                     RowErrorSum& errors) {
+                                     const QuantizeScratch& scratch, RowErrorSum& errors) {
   float off_int4[kTileCodes], off_int2[kTileCodes];
   for (uint32_t i = 0; i < n; ++i) {
     const float scale = scratch.scale[first + i], minimum = scratch.minimum[first + i];
     const float low_step = scratch.low_step[first + i];
-    if (measure == ErrorMeasure::kOnGrid) {
-      off_int4[i] = (x[i] - minimum) - static_cast<float>(codes[i]) * scale;
-      off_int2[i] = (static_cast<float>(codes[i] & 3) - 1.5f) * low_step + off_int4[i];
-    } else {
-      const uint8_t code_int2 = low_step == 0.0f ? codes[i] : codes[i] & 0x0c;
-      off_int4[i] = x[i] - RoundToFp16Out(DequantizeK(codes[i], scale, minimum));
-      off_int2[i] = x[i] - RoundToFp16Out(DequantizeK(code_int2, scale, KMinimumInt2(low_step, minimum)));
-    }
+    const uint8_t code_int2 = low_step == 0.0f ? codes[i] : codes[i] & 0x0c;
+    off_int4[i] = x[i] - RoundToFp16Out(DequantizeK(codes[i], scale, minimum));
+    off_int2[i] = x[i] - RoundToFp16Out(DequantizeK(code_int2, scale, KMinimumInt2(low_step, minimum)));
   }
   errors.Add(x, off_int4, off_int2, n);
 }
@@ -156,7 +150,7 @@ KVTIER_HD inline RowErrors QuantizeKRow(const QuantizeArgs& args, uint32_t head,
                    errors);
     } else {
       QuantizeKTile(x, first, n, scratch, codes + first);
-      AddKTileErrors(x, codes + first, first, n, scratch, args.measure, errors);
+      AddKTileErrors(x, codes + first, first, n, scratch, errors);
     }
     PackTile<kHighShift>(codes + first, n, args.out.k_high + plane_byte);
     if (args.out.k_low != nullptr) PackTile<kLowShift>(codes + first, n, args.out.k_low + plane_byte);
@@ -233,7 +227,7 @@ KVTIER_HD inline RowErrors QuantizeVRow(const QuantizeArgs& args, uint32_t head,
     } else {
       float steps[kTileCodes];
       scale_byte = QuantizeVGroup(x, n, steps, codes);
-      if (args.measure == ErrorMeasure::kOnGrid && scale_byte < kVScaleClamps) {
+      if (args.measure_v == ErrorMeasure::kOnGrid && scale_byte < kVScaleClamps) {
         errors.Add(VGridErrors(steps, n, VScale(scale_byte)));
       } else {
         AddVGroupErrors(x, codes, n, scale_byte, errors);

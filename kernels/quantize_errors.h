@@ -15,12 +15,13 @@ struct RowErrors {
 };
 
 /// What x^ is. On the grid: K before the decoder's last rounding, V where it was cut to codes, rotated. That
-/// is cheap, and as good as the decoded values as long as TrustsGrid says so.
+/// is cheap (V need not be rotated back), and as good as the decoded values as long as TrustsGrid says so of
+/// the elements that it is asked about.
 enum class ErrorMeasure : uint8_t { kOnGrid, kDecoded };
 
-/// Whether the sums of a layer, measured on the grid, tell the error of the decoded values to the last place
-/// of the fp16 that states it. Not when the error is so small that the rounding to fp16 is a part of it (K
-/// far from zero), nor when everything is far below a step or below what fp32 squares hold (BF16 alone).
+/// Whether the sums of some elements, measured on the grid, tell the error of the decoded values to the last
+/// place of the fp16 that states it. Not when the error is so small that the rounding to fp16 is a part of it
+/// (K far from zero), nor when everything is far below a step or below what fp32 squares hold (BF16 alone).
 KVTIER_HD inline bool TrustsGrid(const RowErrors& sum) {
   constexpr double kRatioSquaredMax = 1024, kSquareMin = 0x1p-60;
   return sum.square >= kSquareMin && sum.int4 * kRatioSquaredMax >= sum.square &&

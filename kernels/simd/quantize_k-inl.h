@@ -9,6 +9,8 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -56,6 +58,9 @@ struct KScratch {
   /// Of a tile: whether a quotient leaves the codes, a decoded value the range of fp16, or a channel that is
   /// not constant has a scale of zero.
   bool clamps[kMaxHeadDim / kTileCodes];
+  /// Of a tile: whether a scale is so small that fp16, which decoded values are rounded to, is coarse beside
+  /// it.
+  bool is_fine[kMaxHeadDim / kTileCodes];
 };
 
 /// 16-bit numbers with a sign bit as integers that order as they do (-0 below +0), and back.
@@ -105,7 +110,9 @@ inline void FinishRanges(const Source& elements, uint32_t dim, float steps, uint
   const FloatTag df;
   const hn::Rebind<uint16_t, FloatTag> d16;
   const auto zero = hn::Zero(df);
+  constexpr float kFineScale = 0x1p-12f;
   for (bool& clamps : scratch.clamps) clamps = false;
+  for (bool& is_fine : scratch.is_fine) is_fine = false;
   for (uint32_t c = 0; c < dim; c += kFloats) {
     const auto low = elements.Load(scratch.low + c), high = elements.Load(scratch.high + c);
     // A zero is stored as +0.
@@ -124,6 +131,8 @@ inline void FinishRanges(const Source& elements, uint32_t dim, float steps, uint
         hn::Or(hn::Or(hn::Lt(first, zero), hn::Gt(last, hn::Set(df, steps))),
                hn::Or(hn::Gt(end, hn::Set(df, kFp16Max)), hn::And(hn::Eq(scale, zero), differs)));
     scratch.clamps[c / kTileCodes] |= !hn::AllFalse(df, leaves);
+    const auto fine = hn::And(hn::Gt(scale, zero), hn::Lt(scale, hn::Set(df, kFineScale)));
+    scratch.is_fine[c / kTileCodes] |= !hn::AllFalse(df, fine);
     hn::StoreU(scale_bits, d16, scratch.ranges.boost.scale + c);
     hn::StoreU(scale, df, scratch.ranges.scale + c);
     hn::StoreU(minimum, df, scratch.ranges.minimum + c);
@@ -254,6 +263,61 @@ HWY_INLINE Int32s QuantizeK(Floats x, const KChannels& channels, ErrorVectors& e
   errors.int4 = hn::MulAdd(off_int4, off_int4, errors.int4);
   errors.int2 = hn::MulAdd(off_int2, off_int2, errors.int2);
   return codes;
+}
+
+/// Clamped to the range of fp16 if they may leave it, and rounded to it: as a decoder writes it.
+template <bool kClamps>
+HWY_INLINE Floats AsDecoded(Floats v) {
+  const auto most = hn::Set(FloatTag(), kFp16Max);
+  if constexpr (kClamps) v = hn::Max(hn::Min(v, most), hn::Neg(most));
+  return FromFp16Bits(Fp16Bits(v));
+}
+
+/// What brings a tile's values to the size of one, where fp32 holds their squares.
+inline float ScaleToOne(const QuantizeScratch& ranges, uint32_t channel) {
+  float largest = 0;
+  for (uint32_t c = channel; c < channel + kTileCodes; ++c)
+    largest = std::max(largest, std::fabs(ranges.minimum[c]) + 15 * ranges.scale[c]);
+  // All zero as fp16: values are below 2^-25.
+  return largest > 0 ? std::ldexp(1.0f, -std::ilogb(largest)) : 0x1p80f;
+}
+
+/// Errors of a tile of channels as ErrorMeasure::kDecoded has them: a tile whose values lie far from zero
+/// beside their range cannot be measured on the grid. Reads the source once more, and writes nothing.
+template <bool kClamps, class Source>
+HWY_NOINLINE RowErrors MeasureDecodedKTile(const Source& elements, const KHead& head, uint32_t channel,
+                                           const QuantizeScratch& ranges) {
+  const FloatTag df;
+  const float to_one = ScaleToOne(ranges, channel);
+  const auto factor = hn::Set(df, to_one);
+  RowErrorSum sum;
+  for (uint32_t c = channel; c < channel + kTileCodes; c += kFloats) {
+    const KChannels at(ranges, c);
+    const auto boosted = hn::RebindMask(Int32Tag(), hn::Eq(at.low_step, hn::Zero(df)));
+    const auto kept_bits = hn::IfThenElse(boosted, hn::Set(Int32Tag(), 0x0f), hn::Set(Int32Tag(), 0x0c));
+    const auto minimum_int2 = hn::Add(hn::Mul(hn::Set(df, 1.5f), at.low_step), at.minimum);
+    ErrorVectors errors;
+    const auto add = [&](Floats off, Floats& squares) {
+      const auto scaled = hn::Mul(off, factor);
+      squares = hn::MulAdd(scaled, scaled, squares);
+    };
+    for (uint32_t row = 0; row < head.rows; ++row) {
+      const auto x = elements.Load(head.At(row, c));
+      auto steps = hn::Mul(hn::Sub(x, at.minimum), at.inverse);
+      if constexpr (kClamps) steps = hn::Min(hn::Max(steps, hn::Zero(df)), hn::Set(df, 15.0f));
+      const auto codes = NearestInts(steps);
+      // The products are exact: one rounding, fused or not.
+      const auto int4 = hn::MulAdd(hn::ConvertTo(df, codes), at.scale, at.minimum);
+      const auto int2 = hn::MulAdd(hn::ConvertTo(df, hn::And(codes, kept_bits)), at.scale, minimum_int2);
+      add(x, errors.square);
+      add(hn::Sub(x, AsDecoded<kClamps>(int4)), errors.int4);
+      add(hn::Sub(x, AsDecoded<kClamps>(int2)), errors.int2);
+    }
+    sum.Add(errors.Sum());
+  }
+  const RowErrors total = sum.Sum();
+  const double weight = 1.0 / (double{to_one} * to_one);
+  return {.square = total.square * weight, .int4 = total.int4 * weight, .int2 = total.int2 * weight};
 }
 
 /// One tile of channels from `channel` on, all rows.

@@ -84,9 +84,16 @@ class LayerQuantizer {
   }
 
   void QuantizeKTile(const KHead& k, uint32_t channel) {
-    k_errors_.Add(scratch_.clamps[channel / kTileCodes]
-                      ? HWY_NAMESPACE::QuantizeKTile<Source, true>(k_elements_, k, channel, scratch_.ranges)
-                      : QuantizeKTileInRange(k_elements_, k, channel, scratch_.ranges));
+    const bool clamps = scratch_.clamps[channel / kTileCodes];
+    RowErrors errors =
+        clamps ? HWY_NAMESPACE::QuantizeKTile<Source, true>(k_elements_, k, channel, scratch_.ranges)
+               : QuantizeKTileInRange(k_elements_, k, channel, scratch_.ranges);
+    if (clamps) {
+      errors = MeasureDecodedKTile<true>(k_elements_, k, channel, scratch_.ranges);
+    } else if (scratch_.is_fine[channel / kTileCodes] || !TrustsGrid(errors)) {
+      errors = MeasureDecodedKTile<false>(k_elements_, k, channel, scratch_.ranges);
+    }
+    k_errors_.Add(errors);
   }
 
   /// Channels beyond the last full tile.
@@ -98,7 +105,7 @@ class LayerQuantizer {
       uint8_t codes[kTileCodes];
       LoadRow(k_elements_, k.At(row, first), n, x);
       internal::QuantizeKTile(x, first, n, scratch_.ranges, codes);
-      internal::AddKTileErrors(x, codes, first, n, scratch_.ranges, ErrorMeasure::kOnGrid, k_errors_);
+      internal::AddKTileErrors(x, codes, first, n, scratch_.ranges, k_errors_);
       const size_t target = (size_t{row} * k.dim + first) / 4;
       PackTile<kHighShift>(codes, n, k.high + target);
       PackTile<kLowShift>(codes, n, k.low + target);
@@ -171,7 +178,21 @@ class LayerQuantizer {
       StoreVScales(group, first, rows);
       current = 1 - current;
     }
-    v_errors_.Add(sums.Sum());
+    const RowErrors errors = sums.Sum();
+    if (TrustsGrid(errors)) {
+      v_errors_.Add(errors);
+    } else {
+      MeasureDecodedVGroup(group);
+    }
+  }
+
+  /// All rows but those that StoreVScales has measured, and those without an error.
+  void MeasureDecodedVGroup(const VGroup& group) {
+    for (uint32_t row = 0; row < group.rows; ++row) {
+      const std::byte* source = group.source + row * group.source_stride;
+      if (group.scale[row * group.scale_stride] >= kVScaleClamps || IsZeroRow(source)) continue;
+      v_errors_.Add(MeasureDecodedRow(v_elements_, source));
+    }
   }
 
   void StoreVScales(const VGroup& group, uint32_t first, uint32_t rows) {
@@ -197,11 +218,7 @@ class LayerQuantizer {
       uint8_t codes[kTileCodes];
       LoadRow(v_elements_, group.source + row * group.source_stride, n, x);
       const uint8_t scale_byte = internal::QuantizeVGroup(x, n, steps, codes);
-      if (scale_byte < kVScaleClamps) {
-        v_errors_.Add(VGridErrors(steps, n, VScale(scale_byte)));
-      } else {
-        internal::AddVGroupErrors(x, codes, n, scale_byte, v_errors_);
-      }
+      internal::AddVGroupErrors(x, codes, n, scale_byte, v_errors_);
       group.scale[row * group.scale_stride] = scale_byte;
       PackTile<kHighShift>(codes, n, group.high + row * group.plane_stride);
       if (group.low != nullptr) PackTile<kLowShift>(codes, n, group.low + row * group.plane_stride);
@@ -272,32 +289,23 @@ static RowErrors SumRows(std::span<const RowErrors> rows) {
 
 static LayerErrors QuantizePortably(const QuantizeArgs& args) {
   const size_t rows = size_t{args.shape.kv_heads} * args.shape.tokens;
-  std::vector<RowErrors> errors(2 * rows);
+  std::vector<RowErrors> k(rows), v(rows);
   QuantizeArgs measured = args;
-  measured.k_errors = errors.data();
-  measured.v_errors = errors.data() + rows;
-  measured.measure = ErrorMeasure::kOnGrid;
-  LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, measured); });
-  return {.k = SumRows(std::span(errors).first(rows)), .v = SumRows(std::span(errors).last(rows))};
-}
-
-/// K (or V, as `rows` says) once more, to measure what the grid could not tell. Rare.
-static RowErrors MeasureDecoded(QuantizeArgs args, RowErrors* QuantizeArgs::*rows) {
-  std::vector<RowErrors> errors(size_t{args.shape.kv_heads} * args.shape.tokens);
-  args.k_errors = args.v_errors = nullptr;
-  args.*rows = errors.data();
-  args.measure = ErrorMeasure::kDecoded;
-  LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, args); });
-  return SumRows(errors);
+  const auto run = [&](RowErrors* k_errors, ErrorMeasure measure_v) {
+    measured.k_errors = k_errors;
+    measured.v_errors = v.data();
+    measured.measure_v = measure_v;
+    LaunchSerial(QuantizeLaunch(args.shape), [&](const SerialTeam& team) { Quantize(team, measured); });
+  };
+  run(k.data(), ErrorMeasure::kOnGrid);
+  if (!TrustsGrid(SumRows(v))) run(nullptr, ErrorMeasure::kDecoded);  // V alone
+  return {.k = SumRows(k), .v = SumRows(v)};
 }
 
 HWY_EXPORT(QuantizeLayer);
 
 LayerErrors QuantizeSimd(const QuantizeArgs& args) {
-  LayerErrors errors = HWY_DYNAMIC_DISPATCH(QuantizeLayer)(args);
-  if (!TrustsGrid(errors.k)) errors.k = MeasureDecoded(args, &QuantizeArgs::k_errors);
-  if (!TrustsGrid(errors.v)) errors.v = MeasureDecoded(args, &QuantizeArgs::v_errors);
-  return errors;
+  return HWY_DYNAMIC_DISPATCH(QuantizeLayer)(args);
 }
 
 }  // namespace kvtier

@@ -120,7 +120,19 @@ HWY_INLINE Int16s VCodes(Int16s position) {
   return hn::ShiftRight<kVGridBits>(hn::SaturatedAdd(position, zero_code));
 }
 
-/// Errors of a row whose decoded values may be clamped, by the portable code.
+/// Whether a row of one group is zeros, of either sign.
+inline bool IsZeroRow(const std::byte* source) {
+  constexpr uint64_t kMagnitudes = 0x7fff'7fff'7fff'7fff;
+  uint64_t any = 0;
+  for (uint32_t i = 0; i < kTileCodes; i += 4) {
+    uint64_t four;
+    memcpy(&four, source + 2 * i, sizeof four);
+    any |= four;
+  }
+  return (any & kMagnitudes) == 0;
+}
+
+/// Errors of a row that the grid cannot tell, by the portable code.
 template <class Source>
 HWY_NOINLINE RowErrors MeasureDecodedRow(const Source& elements, const std::byte* source) {
   float x[kTileCodes], steps[kTileCodes];

@@ -35,16 +35,19 @@ uint64_t LayerImageBytes(const Codec& codec, const BlockShape& shape) {
   return bytes;
 }
 
-/// Normally distributed values; FP8 codes of moderate size, none of them NaN.
-void FillLayer(DType dtype, std::span<std::byte> layer) {
+/// Normally distributed values, K around `k_mean`; FP8 codes of moderate size, none of them NaN.
+void FillLayer(const BlockShape& shape, float k_mean, std::span<std::byte> layer) {
   std::mt19937 rng(kSeed);
   std::normal_distribution<float> normal;
-  if (DTypeBytes(dtype) == 1) {
+  if (DTypeBytes(shape.dtype) == 1) {
     for (std::byte& code : layer) code = static_cast<std::byte>(rng() & 0xB7);
     return;
   }
-  for (size_t at = 0; at < layer.size(); at += 2)
-    Store16(layer.data() + at, dtype == DType::kBf16 ? Bf16FromFp32(normal(rng)) : Fp16FromFp32(normal(rng)));
+  const size_t k_bytes = size_t{2} * shape.kv_heads * shape.tokens * shape.k_dim;
+  for (size_t at = 0; at < layer.size(); at += 2) {
+    const float value = normal(rng) + (at < k_bytes ? k_mean : 0);
+    Store16(layer.data() + at, shape.dtype == DType::kBf16 ? Bf16FromFp32(value) : Fp16FromFp32(value));
+  }
 }
 
 }  // namespace
@@ -91,7 +94,8 @@ BlockShape LayerShapeOf(const Codec& codec, const Shape& s, DType source) {
   return shape;
 }
 
-Result<CodecWork> CodecWork::Make(const Codec& codec, const BlockShape& shape, uint32_t layers) {
+Result<CodecWork> CodecWork::Make(const Codec& codec, const BlockShape& shape, uint32_t layers,
+                                  float k_mean) {
   KVTIER_CHECK(codec.supports(shape) && shape.layers == 1);
   CodecWork work;
   work.codec_ = &codec;
@@ -99,7 +103,7 @@ Result<CodecWork> CodecWork::Make(const Codec& codec, const BlockShape& shape, u
   work.layers_ = layers;
   KVTIER_TRY(work.Allocate());
 
-  FillLayer(shape.dtype, work.SourceOf(0));
+  FillLayer(shape, k_mean, work.SourceOf(0));
   codec.encode(shape, {.raw = work.SourceOf(0)}, work.PartsAt(work.image_bytes_, codec, 0));
   for (uint32_t layer = 1; layer < layers; ++layer) {
     std::memcpy(work.SourceOf(layer).data(), work.source_bytes_.data(), work.SourceOf(0).size());

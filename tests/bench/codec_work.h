@@ -38,8 +38,10 @@ struct LayerRun {
 /// them. Threads: one for Make; the rest any, one a layer.
 class CodecWork {
  public:
-  /// Fills source and encodings, touches the rest. Errors: kResourceExhausted.
-  static Result<CodecWork> Make(const Codec& codec, const BlockShape& shape, uint32_t layers);
+  /// Fills source and encodings, touches the rest. `k_mean`: of K's 16-bit elements, in standard deviations.
+  /// Errors: kResourceExhausted.
+  static Result<CodecWork> Make(const Codec& codec, const BlockShape& shape, uint32_t layers,
+                                float k_mean = 0);
 
   const Codec& codec() const { return *codec_; }
   uint32_t layers() const { return layers_; }

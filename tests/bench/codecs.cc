@@ -128,7 +128,7 @@ Status MeasureGroup(const Group& group, const CodecsOptions& options, std::vecto
   Shape fitting = group.shape;
   if (cached) fitting.heads = HeadsInCache(fitting);
   const BlockShape shape = LayerShapeOf(group.codec, fitting, group.source);
-  KVTIER_ASSIGN(CodecWork work, CodecWork::Make(group.codec, shape, LayersOf(group, shape)));
+  KVTIER_ASSIGN(CodecWork work, CodecWork::Make(group.codec, shape, LayersOf(group, shape), options.k_mean));
   std::fprintf(stderr, "codecs: %s\n", LineName(plan.lines[0]).c_str());
 
   const Stores stores = cached ? Stores::kCached : Stores::kStreaming;

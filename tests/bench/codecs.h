@@ -15,6 +15,7 @@ struct CodecsOptions {
   bool check = false;  ///< no clock: every level's bytes against those of the portable kernels
   std::string simd;    ///< limits the kernels to this level; empty: the widest
   std::string only;    ///< words that a line's name must all hold
+  float k_mean = 0;    ///< of K, in standard deviations
 };
 
 /// One line of the table.

@@ -46,6 +46,8 @@ void AddCodecs(CLI::App& app, int& exit_status) {
   codecs->add_flag("--check", options->check, "Measure nothing: compare every SIMD level's bytes");
   codecs->add_option("--simd", options->simd, "Use no wider vectors than this")
       ->check(CLI::IsMember(LevelNames()));
+  codecs->add_option("--k-mean", options->k_mean, "How far from zero K lies, in standard deviations")
+      ->check(CLI::Range(-1000.0, 1000.0));
   codecs->add_option("--only", options->only,
                      "Words that a line must hold, such as \"kv4p decode DRAM threads=1\"");
   codecs->callback([options, &exit_status] { exit_status = RunCodecs(*options); });

@@ -39,11 +39,12 @@ Encoded Encode(const BlockShape& shape, std::span<const std::byte> raw, Rung run
   return {.bytes = buffers.Bytes(), .errors = errors};
 }
 
-/// Relative errors within half a place of fp16.
+/// Relative errors within a place of fp16: the portable body measures K decoded, vectors on the grid where
+/// that tells.
 bool IsSameError(double error, double square, double expected_error, double expected_square) {
   if (expected_error == 0 || error == 0) return error == expected_error;
   const double expected = std::sqrt(expected_error / expected_square);
-  return std::fabs(std::sqrt(error / square) - expected) <= expected / 4096;
+  return std::fabs(std::sqrt(error / square) - expected) <= expected / 1024;
 }
 bool AreSameErrors(const RowErrors& errors, const RowErrors& expected) {
   return IsSameError(errors.int4, errors.square, expected.int4, expected.square) &&
@@ -136,6 +137,25 @@ TEST_P(SimdEncodeTest, EncodesEveryShapeAsThePortableBodyDoes) {
   }
 }
 
+/// As some models' first layers have K: then the rounding of decoded values is a part of the error. Channels
+/// near zero stand beside such ones.
+TEST_P(SimdEncodeTest, EncodesKFarFromZeroAsThePortableBodyDoes) {
+  std::mt19937 random(kSeed);
+  std::normal_distribution<float> normal;
+  for (const DType dtype : {DType::kFp16, DType::kBf16}) {
+    for (const float mean : {4.0f, 40.0f, -1000.0f, 1e-5f}) {
+      for (const uint32_t dim : {64u, 80u, 128u, 256u}) {
+        const BlockShape shape = Shape(2, dim, 64, 61, dim == 64 ? 0 : 2, dim / 2, dtype);
+        const float spread = std::fabs(mean) < 1 ? 1e-9f : 1.0f;
+        ExpectPortableBytes(shape, Raw(shape, [&](size_t i) {
+                              const bool is_far = i % dim / 64 % 2 == 0;
+                              return Narrow((is_far ? mean : 0) + spread * normal(random), dtype);
+                            }));
+      }
+    }
+  }
+}
+
 TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
   std::mt19937 random(kSeed);
   for (const DType dtype : {DType::kFp16, DType::kBf16, DType::kE4m3, DType::kE5m2}) {
@@ -145,6 +165,7 @@ TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
     const auto tiny = [&](size_t) { return static_cast<uint16_t>(random() & (sign | subnormals)); };
     const auto zeros = [&](size_t) { return static_cast<uint16_t>(random() & sign); };
     const auto ends = [&](size_t) { return static_cast<uint16_t>((random() & sign) | largest); };
+    const auto top = [&](size_t) { return largest; };  // rotated, V is at the end of what a scale can hold
     const auto wide = [&](size_t) { return static_cast<uint16_t>(random() % 3 == 0 ? largest : 0); };
     const auto constant = [&](size_t i) { return Narrow(i % 64 < 32 ? 1.0f : 20000.0f, dtype); };
     const auto one_hot = [&](size_t i) { return Narrow(i % 67 == 5 ? 3.7f : 0.0f, dtype); };
@@ -161,6 +182,7 @@ TEST_P(SimdEncodeTest, EncodesExtremesAsThePortableBodyDoes) {
       ExpectPortableBytes(shape, Raw(shape, tiny));
       ExpectPortableBytes(shape, Raw(shape, zeros));
       ExpectPortableBytes(shape, Raw(shape, ends));
+      ExpectPortableBytes(shape, Raw(shape, top));
       ExpectPortableBytes(shape, Raw(shape, wide));
       ExpectPortableBytes(shape, Raw(shape, constant));
       ExpectPortableBytes(shape, Raw(shape, one_hot));
