@@ -47,9 +47,13 @@ void ForEachPiece(const Plane& plane, const Move& move) {
         move(plane.RowAt(head, token), plane.RawOffset(head, token), uint64_t{run} * plane.dim);
     } else {
       // Tokens outside: with heads side by side the view is walked in address order.
-      for (uint32_t t = token; t < token + run; ++t)
-        for (uint32_t head = 0; head < plane.heads; ++head)
-          move(plane.RowAt(head, t), plane.RawOffset(head, t), uint64_t{plane.dim});
+      std::byte* const first = plane.RowAt(0, token);
+      for (uint32_t i = 0; i < run; ++i) {
+        for (uint32_t head = 0; head < plane.heads; ++head) {
+          move(first + i * plane.view.token_stride + head * plane.view.head_stride,
+               plane.RawOffset(head, token + i), uint64_t{plane.dim});
+        }
+      }
     }
     token += run;
   }
@@ -61,6 +65,20 @@ void ForEachRow(const Plane& plane, const Move& move) {
   for (uint32_t head = 0; head < plane.heads; ++head)
     for (uint32_t token = 0; token < plane.tokens; ++token)
       move(plane.RowAt(head, token), plane.RawOffset(head, token));
+}
+
+/// memcpy, without a call for one row of the usual heads: a block has tens of thousands of them.
+void CopyPiece(std::byte* to, const std::byte* from, uint64_t bytes) {
+  switch (bytes) {
+    case 128:
+      memcpy(to, from, 128);
+      return;
+    case 256:
+      memcpy(to, from, 256);
+      return;
+    default:
+      memcpy(to, from, bytes);
+  }
 }
 
 /// n elements of `bytes` each, between places with different strides.
@@ -87,6 +105,10 @@ void CopyPlane(const Plane& plane, const RowConversion& conversion, const std::b
     ForEachRow(plane, [&](std::byte* at, uint64_t first) {
       ConvertSimd(conversion, raw + first * raw_bytes, plane.dim, at, plane.view.stores);
     });
+  } else if (conversion.from == conversion.to && plane.view.stores == Stores::kCached) {
+    ForEachPiece(plane, [&](std::byte* at, uint64_t first, uint64_t n) {
+      CopyPiece(at, raw + first * bytes, n * bytes);
+    });
   } else {
     ForEachPiece(plane, [&](std::byte* at, uint64_t first, uint64_t n) {
       ConvertSimd(conversion, raw + first * raw_bytes, n, at, plane.view.stores);
@@ -98,7 +120,7 @@ void GatherPlane(const Plane& plane, std::byte* raw) {
   const uint32_t bytes = DTypeBytes(plane.raw_dtype);
   if (plane.ChannelsAdjoin()) {
     ForEachPiece(plane, [&](const std::byte* at, uint64_t first, uint64_t n) {
-      memcpy(raw + first * bytes, at, n * bytes);
+      CopyPiece(raw + first * bytes, at, n * bytes);
     });
   } else {
     ForEachRow(plane, [&](const std::byte* at, uint64_t first) {

@@ -43,7 +43,14 @@ uint32_t ContinueCrc32c(uint32_t crc, std::span<const std::byte> bytes) {
 }
 
 uint32_t Crc32c(std::span<const std::byte> bytes) {
-  return ContinueCrc32c(0, bytes);
+  uint32_t crc = 0;
+  while (!bytes.empty()) {
+    const std::span<const std::byte> chunk = bytes.first(std::min(bytes.size(), kStreamChunkBytes));
+    bytes = bytes.subspan(chunk.size());
+    FetchAhead(bytes.first(std::min(bytes.size(), kStreamChunkBytes)));
+    crc = ContinueCrc32c(crc, chunk);
+  }
+  return crc;
 }
 
 uint32_t CopyAndCrc32c(std::span<const std::byte> from, std::span<std::byte> to) {

@@ -140,6 +140,21 @@ TEST(SeqStateBuffer, IsAStateOfConsecutiveTokens) {
   EXPECT_EQ(state->V(0)[6], std::byte{43});
 }
 
+TEST(SeqStateBuffer, MovedIsTheStateOfOtherPositionsWithTheSameRows) {
+  SeqStateBuffer buffer(kShape, 640, 2);
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    std::memset(buffer.K(layer), 1 + static_cast<int>(layer), 2 * kShape.row_bytes);
+    std::memset(buffer.V(layer), 8 + static_cast<int>(layer), 2 * kShape.row_bytes);
+  }
+  buffer.MoveTo(7);
+  SeqStateBuffer expected(kShape, 7, 2);
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    std::memset(expected.K(layer), 1 + static_cast<int>(layer), 2 * kShape.row_bytes);
+    std::memset(expected.V(layer), 8 + static_cast<int>(layer), 2 * kShape.row_bytes);
+  }
+  EXPECT_TRUE(std::ranges::equal(buffer.bytes(), expected.bytes()));
+}
+
 TEST(SeqStateBuffer, IsByteForByteWhatTheFormatSays) {
   const std::vector<std::byte> expected = StateOf(kShape, {4, 5}, 9, 0);
   const Result<SeqState> state = SeqState::Parse(expected, kShape);

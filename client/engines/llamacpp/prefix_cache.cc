@@ -17,11 +17,6 @@ uint32_t Milliseconds(Duration duration) {
       std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()));
 }
 
-Status StatusOf(kvtier_code code, const char* call) {
-  if (code == KVTIER_OK) return Status::Ok();
-  return Status(static_cast<Code>(code), std::string(call) + ": " + kvtier_last_error());
-}
-
 /// Codes that say that there is no daemon to talk to, or none that answers in time.
 bool IsAbsence(kvtier_code code) {
   return code == KVTIER_UNAVAILABLE || code == KVTIER_DEADLINE_EXCEEDED;
@@ -118,27 +113,41 @@ Result<size_t> PrefixCache::RestoreRun(const api::Sequence& sequence, size_t fir
   api::Outcome<api::Lease> lease = model_->Acquire(query, options);
   KVTIER_TRY(Ended(lease.code(), "acquire"));
   if (lease->count() == 0) return Status(Code::kNotFound, "acquire: no blocks");
-  for (size_t i = 0; i < lease->count(); ++i) KVTIER_TRY(RestoreBlock(*lease, i, memory, deadline, report));
+  Result<ComingBlock> coming = StartBlock(*lease, 0, report.tokens);
+  for (size_t i = 0; i < lease->count(); ++i) {
+    KVTIER_ASSIGN(const ComingBlock block, std::move(coming));
+    // The next one is decoded while the engine takes this one.
+    if (i + 1 < lease->count()) coming = StartBlock(*lease, i + 1, block.info.position + block.info.tokens);
+    KVTIER_TRY(TakeBlock(block, memory, deadline, report));
+  }
   const bool tail = report.tokens != report.full_tokens;
   return tail ? sequence.blocks() - first : lease->count();
 }
 
-Status PrefixCache::RestoreBlock(api::Lease& lease, size_t index, SequenceMemory& memory, TimePoint deadline,
-                                 RestoreReport& report) {
-  if (clock_.Now() >= deadline) return Status(Code::kDeadlineExceeded, "restore: out of time");
+Result<PrefixCache::ComingBlock> PrefixCache::StartBlock(api::Lease& lease, size_t index, uint64_t position) {
   const api::Outcome<kvtier_block_info> info = lease.Block(index);
   if (!info) return StatusOf(info.code(), "lease");
-  const bool full = info->tokens == options_.tokens_per_block;
   // An inexact tail would be stored again as exact inside the block that it grows into.
-  if (!full && info->precision != KVTIER_BITS16) return Status(Code::kNotFound, "the tail is not exact");
-  if (info->position != report.tokens) return Status(Code::kInternal, "lease: blocks are not in order");
-  SeqStateBuffer buffer(identity_.shape, static_cast<int32_t>(info->position), info->tokens);
-  void* base = nullptr;
-  const kvtier_view view = DestinationRows(buffer, identity_.heads, &base);
-  kvtier_block_result result{};
-  KVTIER_TRY(StatusOf(lease.Fetch(index, view, {&result, 1}), "fetch"));
-  KVTIER_TRY(memory.Append(buffer.bytes()));
-  Count(*info, result, full, report);
+  if (info->tokens != options_.tokens_per_block && info->precision != KVTIER_BITS16)
+    return Status(Code::kNotFound, "the tail is not exact");
+  if (info->position != position) return Status(Code::kInternal, "lease: blocks are not in order");
+  std::optional<SeqStateBuffer>& buffer = buffers_[index % buffers_.size()];
+  const auto first = static_cast<int32_t>(position);
+  if (buffer.has_value() && buffer->tokens() == info->tokens) {
+    buffer->MoveTo(first);
+  } else {
+    buffer.emplace(identity_.shape, first, info->tokens);
+  }
+  KVTIER_ASSIGN(BlockFetch fetch, BlockFetch::Start(*client_, lease, index, *buffer, identity_.heads));
+  return ComingBlock{.info = *info, .buffer = &*buffer, .fetch = std::move(fetch)};
+}
+
+Status PrefixCache::TakeBlock(const ComingBlock& block, SequenceMemory& memory, TimePoint deadline,
+                              RestoreReport& report) {
+  if (clock_.Now() >= deadline) return Status(Code::kDeadlineExceeded, "restore: out of time");
+  KVTIER_ASSIGN(const kvtier_block_result result, block.fetch.Wait(Milliseconds(deadline - clock_.Now())));
+  KVTIER_TRY(memory.Append(block.buffer->bytes()));
+  Count(block.info, result, block.info.tokens == options_.tokens_per_block, report);
   return Status::Ok();
 }
 

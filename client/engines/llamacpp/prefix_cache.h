@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <kvtier/kvtier.hpp>
@@ -7,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "client/engines/llamacpp/block_fetch.h"
 #include "client/engines/llamacpp/breaker.h"
 #include "client/engines/llamacpp/prompt_cache.h"
 #include "client/engines/llamacpp/seq_blocks.h"
@@ -56,8 +58,15 @@ class PrefixCache final : public PromptCache {
   /// What one lease holds from block `first` on; the number of blocks, at least one. Errors: why no more.
   Result<size_t> RestoreRun(const api::Sequence& sequence, size_t first, SequenceMemory& memory,
                             TimePoint deadline, RestoreReport& report);
-  Status RestoreBlock(api::Lease& lease, size_t index, SequenceMemory& memory, TimePoint deadline,
-                      RestoreReport& report);
+  struct ComingBlock {
+    kvtier_block_info info;
+    const SeqStateBuffer* buffer;
+    BlockFetch fetch;
+  };
+  /// `position`: where the block has to begin.
+  Result<ComingBlock> StartBlock(api::Lease& lease, size_t index, uint64_t position);
+  Status TakeBlock(const ComingBlock& block, SequenceMemory& memory, TimePoint deadline,
+                   RestoreReport& report);
   Status StoreRun(const api::Sequence& sequence, BlockRun run, SequenceMemory& memory, TimePoint deadline);
   uint32_t CallTimeoutMs(TimePoint deadline) const;
 
@@ -68,6 +77,8 @@ class PrefixCache final : public PromptCache {
   bool connected_ = false;
   std::optional<api::Client> client_;
   std::optional<api::Model> model_;
+  /// One is filled while the engine takes the other; kept, since fresh memory costs as much as the copy.
+  std::array<std::optional<SeqStateBuffer>, 2> buffers_;
   struct Handed {
     kvtier_ticket ticket;
     size_t blocks;

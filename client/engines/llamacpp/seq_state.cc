@@ -139,17 +139,8 @@ SeqStateBuffer::SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens)
       k_offset_(kHeadBytes + tokens * kCellBytes + kLayersHeadBytes + kPlaneHeadBytes),
       plane_bytes_(kPlaneHeadBytes + uint64_t{tokens} * shape.row_bytes) {
   KVTIER_CHECK(CheckShape(shape).ok() && tokens > 0 && tokens <= kCellsMax);
-  KVTIER_CHECK(first >= 0 && first <= std::numeric_limits<int32_t>::max() - static_cast<int32_t>(tokens));
-  std::byte* out = bytes_.get();
-  Append(out, kSeqStateMagic);
-  Append(out, int32_t{0});
-  Append(out, uint32_t{1});
-  Append(out, tokens);
-  for (uint32_t token = 0; token < tokens; ++token) {
-    Append(out, static_cast<int32_t>(first + static_cast<int32_t>(token)));
-    Append(out, uint32_t{1});
-    Append(out, int32_t{0});
-  }
+  MoveTo(first);
+  std::byte* out = bytes_.get() + kHeadBytes + tokens * kCellBytes;
   Append(out, uint32_t{0});
   Append(out, shape.layers);
   for (uint32_t plane = 0; plane < 2 * shape.layers; ++plane) {
@@ -158,6 +149,20 @@ SeqStateBuffer::SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens)
     out += uint64_t{tokens} * shape.row_bytes;
   }
   KVTIER_CHECK(out == bytes_.get() + size_);
+}
+
+void SeqStateBuffer::MoveTo(int32_t first) {
+  KVTIER_CHECK(first >= 0 && first <= std::numeric_limits<int32_t>::max() - static_cast<int32_t>(tokens_));
+  std::byte* out = bytes_.get();
+  Append(out, kSeqStateMagic);
+  Append(out, int32_t{0});
+  Append(out, uint32_t{1});
+  Append(out, tokens_);
+  for (uint32_t token = 0; token < tokens_; ++token) {
+    Append(out, static_cast<int32_t>(first + static_cast<int32_t>(token)));
+    Append(out, uint32_t{1});
+    Append(out, int32_t{0});
+  }
 }
 
 }  // namespace kvtier::llamacpp

@@ -72,6 +72,8 @@ class SeqStateBuffer {
   std::span<const std::byte> bytes() const { return {bytes_.get(), size_}; }
   SeqShape shape() const { return shape_; }
   uint32_t tokens() const { return tokens_; }
+  /// Makes it a state of the positions from `first` on; the rows stay.
+  void MoveTo(int32_t first);
   std::byte* K(uint32_t layer) { return bytes_.get() + k_offset_ + layer * plane_bytes_; }
   std::byte* V(uint32_t layer) { return K(shape_.layers + layer); }
 
