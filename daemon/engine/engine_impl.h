@@ -316,6 +316,9 @@ class EngineImpl final : public Engine {
   // recovery.cc
   void RecoverModel(const Tier& tier, const ModelRecord& record);
   void RecoverBlock(Tier& tier, const RecoveredBlock& record);
+  /// The first who read after a start would wait for the memory that blocks come up to: it is made now, by
+  /// the workers, an arena for each size of slot, the commonest first.
+  void OrderArenasForReaders();
 
   // prefetch.cc
   Status CheckPrefetch(const Prefetch& c);

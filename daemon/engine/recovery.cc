@@ -1,8 +1,20 @@
+#include <algorithm>
+#include <functional>
+#include <map>
+
 #include "daemon/engine/engine_impl.h"
 #include "tiers/base/check.h"
 #include "tiers/cold_tail.h"
 
 namespace kvtier {
+namespace {
+
+/// Recovered blocks that are looked at for the sizes of slots that readers will want.
+constexpr uint32_t kReaderLooks = 65'536;
+/// Arenas of a tier that are made for them ahead: at most a quarter of it.
+constexpr uint32_t kReaderArenas = kArenasPerTier / 4;
+
+}  // namespace
 
 void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
   for (Tier& tier : ladder_.tiers()) {
@@ -24,7 +36,32 @@ void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
   for (Tier& tier : ladder_.tiers()) {
     if (!tier.host()) FlushErases(tier);
   }
+  OrderArenasForReaders();
   PublishGauges();
+}
+
+void EngineImpl::OrderArenasForReaders() {
+  std::map<std::pair<TierId, SlotClass>, uint32_t> blocks;
+  uint32_t looks = 0;
+  for (uint32_t row = 0; row < table_.row_limit() && looks < kReaderLooks; ++row) {
+    const EntryId id{row};
+    if (!table_.live(id) || !table_.at(id).in_table) continue;
+    ++looks;
+    const Entry& entry = table_.at(id);
+    const TierId source = BestSource(entry);
+    const std::optional<TierId> target = PromotionTarget(entry, source);
+    if (!target) continue;
+    const Target block = TargetFor(entry, source, ladder_.at(*target), Purpose::kPromote, Precision::kNone);
+    ++blocks[{*target, ladder_.ClassOf(entry, block.codec->id, block.image_bytes)}];
+  }
+  std::vector<std::pair<uint32_t, std::pair<TierId, SlotClass>>> order;
+  for (const auto& [where, count] : blocks) order.emplace_back(count, where);
+  std::ranges::sort(order, std::greater());
+  for (const auto& [count, where] : order) {
+    Tier& tier = ladder_.at(where.first);
+    if (tier.arenas->arenas().size() < kReaderArenas)
+      CreateArena(tier, where.second, ladder_.QueueOf(tier, where.second));
+  }
 }
 
 void EngineImpl::RecoverModel(const Tier& tier, const ModelRecord& record) {

@@ -83,6 +83,25 @@ TEST_F(ColdTest, BlocksOfDurablePutsThatDoNotBecomeDurableAreCounted) {
   EXPECT_EQ(harness.metrics().puts_not_durable.Get(), 6u);
 }
 
+TEST(ColdRecovery, MemoryForReadersIsMadeAtStart) {
+  LadderFixture ladder(
+      {.tiers = {HostTier("hot", 4 * kMiB, CodecId::kRaw16), HostTier("warm", 4 * kMiB, CodecId::kKv4p),
+                 ColdTier("cold", kMiB, 64 * kKiB, CodecId::kKv2p)}});
+  EXPECT_EQ(ladder.PutCodes(1, 3, Durability::kDurable), std::vector<Code>(3, Code::kOk));
+  ASSERT_TRUE(ladder.WaitLast().ok());
+  std::vector<uint8_t> made;
+  ladder.harness.fake().job_fault = [&](const Job& job) -> std::optional<Status> {
+    if (const auto* create = std::get_if<CreateArenaJob>(&job.work)) made.push_back(create->spec.tier.value);
+    return std::nullopt;
+  };
+  ladder.harness.Restart();
+  ladder.Begin();
+  EXPECT_EQ(made, std::vector<uint8_t>{1});
+  EXPECT_EQ(ladder.Acquire(1, 1, 3)->run.size(), 3u);
+  EXPECT_EQ(made.size(), 1u) << "a reader waited for memory of its own";
+  ladder.harness.engine().CheckInvariants();
+}
+
 TEST_F(ColdTest, RecoveredTailsHangOnTheirParents) {
   PutCodes(1, 1, Durability::kDurable);
   PutBlock tail = harness.ChainBlock(spec, 2);
