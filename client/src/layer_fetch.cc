@@ -1,5 +1,6 @@
 #include "client/src/layer_fetch.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -92,6 +93,9 @@ void LayerFetch::Finish(Block& block, uint16_t layer, const Status& status) {
 void LayerFetch::Advance() {
   while (layers_done_ < layers_.count && to_do_[layers_done_] == 0) ++layers_done_;
   if (ended() && on_end_) std::exchange(on_end_, nullptr)();
+  // To wake somebody costs more than a small layer: nobody is woken in vain.
+  if (!ended() && !cancelled_ && layers_done_ < least_wanted_) return;
+  least_wanted_ = kNoneWanted;
   changed_.notify_all();
 }
 
@@ -111,7 +115,11 @@ void LayerFetch::OnEnd(std::function<void()> ended_callback) {
 
 bool LayerFetch::WaitLayer(uint16_t layer, TimePoint deadline) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline, [&] { return layers_.first + layers_done_ > layer || ended(); });
+  return changed_.wait_until(lock, deadline, [&] {
+    if (layers_.first + layers_done_ > layer || ended()) return true;
+    least_wanted_ = std::min(least_wanted_, uint32_t{layer} - layers_.first + 1);
+    return false;
+  });
 }
 
 void LayerFetch::Results(uint16_t layer, std::span<kvtier_block_result> results) const {

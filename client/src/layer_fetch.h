@@ -85,6 +85,8 @@ class LayerFetch {
   size_t next_ = 0;            ///< piece: layer * blocks + block
   std::vector<size_t> to_do_;  ///< pieces of each layer that are not done
   uint16_t layers_done_ = 0;   ///< from the first on
+  static constexpr uint32_t kNoneWanted = UINT32_MAX;
+  uint32_t least_wanted_ = kNoneWanted;  ///< layers done that somebody waits for
   uint32_t under_way_ = 0;
   bool cancelled_ = false;
   std::function<void()> on_end_;

@@ -98,7 +98,7 @@ def ttft(options, folder):
     short = [{"role": "user", "content": "Hello."}]
     times = Times()
     ram = "llama-server, --cache-ram"
-    kvtier = Kvtier(options, folder, "ladder", 256, 256, 2048)
+    kvtier = Kvtier(options, folder, "ladder", options.tier_mib, options.tier_mib, 2048)
     llama = LlamaServer(options, folder, 8192, free_port())
 
     def beside(name, prompt, prepare=lambda: None):
@@ -279,6 +279,7 @@ def main():
     parser.add_argument("--block", type=int, default=128, help="tokens of a kvtier block")
     parser.add_argument("--prompts", type=int, default=3, help="ttft: different prompts")
     parser.add_argument("--rounds", type=int, default=5, help="ttft: measurements of each prompt in each place")
+    parser.add_argument("--tier-mib", type=int, default=256, help="ttft: of the hot tier, and of the warm one")
     parser.add_argument("--pause", type=float, default=0, help="ttft: seconds between computing and measuring")
     parser.add_argument("--quick", action="store_true", help="ttft: a prompt of 500 tokens")
     parser.add_argument("--only", default="", help="budget: servers with this in their name")
