@@ -81,6 +81,8 @@ TEST_P(CodecConformanceTest, RefusesShapesThatAreNotItsOwn) {
   EXPECT_TRUE(refuses([](BlockShape& s) { s.kv_heads = 0; }));
   EXPECT_TRUE(refuses([](BlockShape& s) { s.tokens = 0; }));
   EXPECT_TRUE(refuses([](BlockShape& s) { s.tokens = 129; }));
+  const bool has_planes = codec().precision < Precision::kBits8;
+  EXPECT_EQ(refuses([](BlockShape& s) { s.tokens = 3, s.nraw = 0; }), has_planes) << "four tokens are a tile";
   EXPECT_TRUE(refuses([](BlockShape& s) { s.k_dim = 0; }));
   EXPECT_TRUE(refuses([](BlockShape& s) { s.k_dim = 72; }));
   EXPECT_TRUE(refuses([](BlockShape& s) { s.v_dim = 272; }));

@@ -28,9 +28,9 @@ struct EngineLayout {
 };
 
 /// Pages of `page_tokens` in scattered order, the block beginning at token `first_token` of the table.
-/// Engines keep [page][K, V][slot][head][channel].
+/// Engines keep [page][K, V][slot][head][channel], or [page][K, V][head][slot][channel].
 inline EngineLayout PagedLayout(const std::string& name, const BlockShape& s, int64_t element_bytes,
-                                uint32_t page_tokens, uint32_t first_token) {
+                                uint32_t page_tokens, uint32_t first_token, bool heads_first = false) {
   const int64_t row = std::max(s.k_dim, s.v_dim) * element_bytes,
                 plane = int64_t{page_tokens} * s.kv_heads * row;
   const uint32_t pages = (first_token + s.tokens + page_tokens - 1) / page_tokens;
@@ -38,8 +38,8 @@ inline EngineLayout PagedLayout(const std::string& name, const BlockShape& s, in
   for (uint32_t page = 0; page < pages; ++page)  // backwards, with a page of somebody else at the front
     layout.pages.push_back(static_cast<int32_t>(pages - page));
   layout.v_offset = static_cast<uint64_t>(plane);
-  layout.strides = {.head_stride = row,
-                    .token_stride = s.kv_heads * row,
+  layout.strides = {.head_stride = heads_first ? page_tokens * row : row,
+                    .token_stride = heads_first ? row : s.kv_heads * row,
                     .channel_stride = element_bytes,
                     .page_tokens = page_tokens,
                     .page_stride = 2 * plane,
@@ -95,6 +95,7 @@ inline std::vector<EngineLayout> EngineLayouts(const BlockShape& s, uint32_t ele
       PagedLayout("PagesOf16FromTheMiddle", s, e, 16, 5),
       PagedLayout("PagesOf1", s, e, 1, 2),
       PagedLayout("OnePage", s, e, 256, 0),
+      PagedLayout("PagesOf16HeadsFirst", s, e, 16, 5, /*heads_first=*/true),
   };
 }
 

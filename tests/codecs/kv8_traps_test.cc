@@ -90,6 +90,19 @@ TEST_P(Kv8TrapTest, SignedZerosBecomePlusZeroWhereTheScaleIsZeroExceptInRawRows)
   }
 }
 
+/// A layer of zeros alone is encoded by the portable code.
+TEST_P(Kv8TrapTest, ARowOfMinusZeroAmongOthersBecomesPlusZero) {
+  const BlockShape shape = Kv8Shape();
+  constexpr uint32_t kZeroRow = 5;
+  const auto value = [](uint32_t t, uint32_t c) {
+    return t == kZeroRow ? -0.0f : 1.0f + static_cast<float>(c + t) / 64;
+  };
+  const EncodedLayer layer = EncodeLayer(Kv8(), shape, Raw(shape, value, value));
+  EXPECT_EQ(VScale(layer, kZeroRow), 0);
+  const Bytes decoded = DecodeLayer(Kv8(), layer, DType::kFp16);
+  for (uint32_t c = 0; c < 64; ++c) EXPECT_EQ(At(decoded, VIndex(shape, kZeroRow, c)), 0) << c;
+}
+
 TEST_P(Kv8TrapTest, QuotientsHalfWayRoundToTheEvenCode) {
   const BlockShape shape = Kv8Shape();
   // Range 0 .. 255, so that the scale is 1 and the minimum 0; halves in between.
