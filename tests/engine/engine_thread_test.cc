@@ -176,40 +176,41 @@ TEST_F(EngineThreadTest, CallersThatStepTheEngineThemselvesAllGetTheirAnswer) {
 /// Throws in its first steps.
 class Shaky final : public Engine {
  public:
+  explicit Shaky(const Metrics& metrics) : metrics_(metrics) {}
   TimePoint Step(TimePoint) override {
+    steps_while_red += metrics_.unhealthy_threads.Get() == 1 ? 1 : 0;
     if (steps.fetch_add(1) < 3) throw std::runtime_error("planted");
     return kNoTime;
   }
   void CheckInvariants() const override {}
   uint64_t Outstanding() const override { return 0; }
   bool draining() const override { return false; }
-  std::atomic<int> steps{0};
+  std::atomic<int> steps{0}, steps_while_red{0};
+
+ private:
+  const Metrics& metrics_;
 };
 
 TEST(EngineThreadSupervision, S28_AnEscapedExceptionIsCountedAndTheLoopGoesOn) {
-  Shaky engine;
-  SteadyClock clock;
   Metrics metrics;
+  Shaky engine(metrics);
+  SteadyClock clock;
   BoundedQueue<Command> commands(16);
   EngineThread thread(engine, commands, clock, metrics);
   ASSERT_TRUE(thread.Start().ok());
   const TimePoint give_up = clock.Now() + kPatience;
-  bool seen_red = false;
-  while (engine.steps.load() < 4 && clock.Now() < give_up) {
-    seen_red |= metrics.unhealthy_threads.Get() == 1;
-    commands.Wake();
-  }
+  while (engine.steps.load() < 4 && clock.Now() < give_up) commands.Wake();
   thread.Stop();
   EXPECT_EQ(metrics.worker_restarts.Get(), 3u);
-  EXPECT_TRUE(seen_red);
+  EXPECT_EQ(engine.steps_while_red, 3) << "from the first failure to the end of the first step that works";
   EXPECT_EQ(metrics.unhealthy_threads.Get(), 0);
 }
 
 TEST(EngineThreadSupervision, TheHeartbeatMovesWhileThereIsNothingToDo) {
-  Shaky engine;
+  Metrics metrics;
+  Shaky engine(metrics);
   engine.steps = 10;
   SteadyClock clock;
-  Metrics metrics;
   BoundedQueue<Command> commands(16);
   EngineThread thread(engine, commands, clock, metrics);
   ASSERT_TRUE(thread.Start().ok());
