@@ -44,7 +44,8 @@ KVTIER_HD inline void PackBoostRow(const uint8_t* codes, const uint8_t* ids, uin
   for (uint32_t first = 0; first < nb; first += kTileCodes) {
     const uint32_t n = TileCodes(nb, first);
     uint8_t gathered[kTileCodes];
-    for (uint32_t i = 0; i < n; ++i) gathered[i] = codes[ids[first + i]];
+    // SelectBoost has found nb ids, which the analyzer cannot know.
+    for (uint32_t i = 0; i < n; ++i) gathered[i] = codes[ids[first + i]];  // NOLINT(clang-analyzer-*)
     PackTile<kLowShift>(gathered, n, plane + first / 4);
   }
 }

@@ -88,8 +88,9 @@ KVTIER_HD void PrepareK(const T& team, const QuantizeArgs& args, QuantizeScratch
   for (uint32_t c = team.rank(); c < shape.k_dim; c += team.size())
     scratch.low_step[c] = scratch.boost.is_boosted[c] ? 0.0f : scratch.scale[c];
   if (args.out.boost_ids != nullptr) {
+    uint8_t* ids = args.out.boost_ids + uint64_t{team.block()} * shape.nb;
     for (uint32_t i = team.rank(); i < shape.nb; i += team.size())
-      args.out.boost_ids[uint64_t{team.block()} * shape.nb + i] = scratch.boost.ids[i];
+      ids[i] = scratch.boost.ids[i];  // NOLINT(clang-analyzer-*): as in PackBoostRow
   }
   team.sync();
 }
