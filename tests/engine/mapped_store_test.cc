@@ -217,6 +217,17 @@ TEST_F(DamagedBlocks, TheDaemonReadsAFewAtOnceForThem) {
   EXPECT_EQ(verified_, 2 * kMost) << "the first ones no longer count";
 }
 
+TEST_F(DamagedBlocks, TheDaemonReadsNoMoreAtOnceForManyLeases) {
+  constexpr uint64_t kBlocks = 40, kMost = 16;
+  Start(kBlocks, kBlocks);
+  const std::vector<Key> first = harness().ChainKeysOf(1, kMost), second = harness().ChainKeysOf(17, kMost);
+  ASSERT_EQ(Read(2, 17, kMost).run.size(), kMost);
+  harness().Send(Release{ladder_->session, LeaseId{1}, first, {}});
+  harness().Send(Release{ladder_->session, LeaseId{2}, second, {}});
+  harness().Settle();
+  EXPECT_EQ(verified_, kMost);
+}
+
 TEST_F(MappedStore, TheLeaseShareCountsWhatIsReadInPlace) {
   Begin(Tiers(8, 0.01));
   Fill(12);
