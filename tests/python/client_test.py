@@ -1,10 +1,13 @@
 """The package against the real daemon, with arrays of numpy and of a DLPack producer."""
 
 import select
+import subprocess
 import time
 
 import numpy as np
 import pytest
+
+from conftest import BUILD
 
 LAYERS, HEADS, DIM, TOKENS = 3, 2, 64, 300  # two blocks of 128 and a tail of 44
 
@@ -207,6 +210,10 @@ def test_foreign_hashes(model):
     assert model.lookup(model.foreign_blocks(hashes)).tokens == 256
     assert model.lookup(model.foreign_blocks([b"second"], b"first", 1)).tokens == 128
     assert model.lookup(model.foreign_blocks([b"other"])).tokens == 0
+    # Parents and positions of a later part are those of the whole.
+    part, whole = model.foreign_blocks([b"second"], b"first", 1), blocks[1:]
+    assert bytes(part._refs) == bytes(whole._refs) != bytes(blocks[:1]._refs)
+    assert [bytes(ref.parent) for ref in blocks._refs] == [model.namespace(), model.foreign_key(b"first")]
 
 
 @pytest.mark.parametrize(("make", "what"), [
@@ -221,6 +228,10 @@ def test_foreign_hashes(model):
     (lambda kvtier, kv: kvtier.View([kv[0], kv[1][:, :, :9]], "chtd"), "differ"),
     (lambda kvtier, kv: kvtier.View(kv.astype(np.float64), "lchtd"), "none of FP16"),
     (lambda kvtier, kv: kvtier.View([], "chtd"), "no array"),
+    (lambda kvtier, kv: kvtier.View(kv[:, 0], "lhtd", v=kv[:, 1].view(np.uint16)), "differ"),
+    (lambda kvtier, kv: kvtier.View(kv[:, 0], "lhtd", v=kv[:, 1].swapaxes(1, 2).copy().swapaxes(1, 2)), "differ"),
+    (lambda kvtier, kv: kvtier.View(kv.view(np.uint8), "lchtd", dtype=kvtier.DType.BF16), "have 1 bytes, BF16 has 2"),
+    (lambda kvtier, kv: kvtier.View(np.broadcast_to(kv[..., :1], kv.shape), "lchtd"), "one element"),
     (lambda kvtier, kv: kvtier.View(kv.reshape(LAYERS, 2, HEADS, 20, 15, DIM), "lchptd", page_table=[20]), "outside"),
 ])
 def test_views_that_cannot_be(make, what):
@@ -250,6 +261,83 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched(model):
             lease.fetch(kvtier.View(np.zeros_like(kv), "lchtd"), first=3)
     with pytest.raises(ValueError, match="the blocks need"):
         model.put(blocks, kvtier.View(kv[:, :, :, :100], "lchtd"))
+
+
+def test_room_is_for_k_and_v(model):
+    import kvtier
+
+    for k_dim, v_dim in ((64, 128), (128, 64)):
+        wide = model._client.register_model(kvtier.ModelSpec("wide", layers=LAYERS, kv_heads=HEADS, k_dim=k_dim, v_dim=v_dim))
+        with pytest.raises(ValueError, match="have 64 channels, the blocks need 128"):
+            wide.put(wide.keys(range(TOKENS)), kvtier.View(random_kv(), "lchtd"))
+
+
+def test_a_part_of_the_blocks_and_of_the_layers_is_fetched(model):
+    import kvtier
+
+    kv, out = random_kv(), np.zeros((LAYERS, 2, HEADS, TOKENS, DIM), np.float16)
+    with model.acquire(put(model, kv)) as lease:
+        for count, tokens in ((1, 128), (2, 172)):
+            out[:] = 0
+            results = lease.fetch(kvtier.View(out[:, :, :, :tokens], "lchtd"), first=1, count=count, layers=range(1, 2))
+            assert [result.ok for result in results] == [True] * count
+            assert np.array_equal(out[1, :, :, :tokens], kv[1, :, :, 128:128 + tokens])
+            assert not out[[0, 2]].any() and not out[:, :, :, tokens:].any()
+
+
+def test_a_tail_can_be_left_for_the_last_token(model):
+    blocks = put(model, random_kv(tokens=256), 256)
+    assert model.lookup(blocks).tokens == 256 and model.lookup(blocks, before_last_token=True).tokens == 128
+    with model.acquire(blocks, before_last_token=True) as lease:
+        assert lease.tokens == 128
+
+
+def test_numbers_in_fp8_are_scaled_by_layer(model):
+    import kvtier
+
+    scaled = model._client.register_model(kvtier.ModelSpec(
+        "scaled", layers=LAYERS, kv_heads=HEADS, k_dim=DIM, v_dim=DIM, k_scales=[1, 2, 4], v_scales=[8, 16, 32]))
+    kv, out = np.full((LAYERS, 2, HEADS, 128, DIM), 64, np.float16), np.zeros((LAYERS, 2, HEADS, 128, DIM), np.uint8)
+    blocks = put(scaled, kv, 128)
+    with scaled.acquire(blocks) as lease:
+        assert lease.fetch(kvtier.View(out, "lchtd", dtype=kvtier.DType.FP8_E4M3))[0].ok
+    # 64 / scale is a power of two: E4M3 has exponent + 7 in bits 3 to 6.
+    assert [[set(part.flat) for part in layer] for layer in out] == [
+        [{(exponent + 7) << 3} for exponent in layer] for layer in ((6, 3), (5, 2), (4, 1))]
+    with pytest.raises(ValueError, match="one a layer"):
+        model._client.register_model(kvtier.ModelSpec("m", layers=2, kv_heads=1, k_dim=64, v_dim=64, k_scales=[1]))
+
+
+@pytest.mark.parametrize("of", ["nothing", "model", "put"])
+def test_blocks_go_down_to_their_floor_alone(model, daemon, of):
+    import kvtier
+
+    exact = kvtier.Precision.BITS16
+    mine = model._client.register_model(kvtier.ModelSpec(
+        "floor", layers=LAYERS, kv_heads=HEADS, k_dim=DIM, v_dim=DIM, floor=exact if of == "model" else kvtier.Precision.ANY))
+    blocks = mine.keys(range(256))
+    mine.put(blocks, kvtier.View(random_kv(tokens=256), "lchtd"),
+             floor=exact if of == "put" else kvtier.Precision.ANY).wait(20000)
+    other = put(model, random_kv())  # goes down whatever the floor of the first is
+    subprocess.run([BUILD / "bin/kvtierctl", "--socket", daemon.socket, "demote", "hot"], check=True, timeout=60)
+
+    def lowest(one, of_blocks):
+        return min((match.precision for match in one.lookup(of_blocks).blocks), default=exact)
+    until = time.monotonic() + 20
+    while time.monotonic() < until and not (lowest(model, other) < exact and (of != "nothing" or lowest(mine, blocks) < exact)):
+        time.sleep(0.02)
+    assert lowest(model, other) < exact and (lowest(mine, blocks) < exact) == (of == "nothing")
+
+
+def test_wrong_arguments_are_no_misses(model):
+    import kvtier
+
+    nothing = kvtier.Blocks((kvtier._abi.BlockRef * 1)(), model.keys(range(1))._tokens)
+    nothing._refs[0].tokens = 4096
+    for call in (model.acquire, model.lookup):
+        with pytest.raises(kvtier.Error) as error:
+            call(nothing)
+        assert error.value.code not in kvtier.MISSES
 
 
 def test_no_daemon_is_an_error_with_a_reason(tmp_path):

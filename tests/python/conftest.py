@@ -18,13 +18,15 @@ os.environ["KVTIER_LIBRARY"] = str(BUILD / "lib/libkvtier.so.1")
 
 def install_wheel(folder, source, package):
     """Builds the wheel of `source` and makes it importable. From a copy, since the build backend writes beside its sources; without
-    network: the backend is Debian's."""
+    network: pip and the backend are Debian's, also where PYTHONPATH has the packages of engines."""
     shutil.copytree(source, folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder, folder / "source"],
-                   check=True, timeout=120)
+                   check=True, timeout=120, env=alone)
     (wheel,) = folder.glob(f"{package}-*-py3-none-any.whl")
-    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", folder / "site", wheel], check=True, timeout=120)
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", folder / "site", wheel], check=True, timeout=120,
+                   env=alone)
     sys.path.insert(0, str(folder / "site"))
     assert pathlib.Path(importlib.import_module(package).__file__).parent == folder / "site" / package
 

@@ -10,6 +10,7 @@ from . import _abi
 from ._abi import DType
 from ._memory import Memory, memory_of
 
+_ITEM_BYTES = {DType.FP16: 2, DType.BF16: 2, DType.FP8_E4M3: 1, DType.FP8_E5M2: 1, DType.FP32: 4}
 _AXES = {
     "l": "layer",
     "c": "K and V, in this order",
@@ -31,7 +32,7 @@ class View:
       View(caches, "cpthd", page_table=pages)    vLLM: a list of [2][page][token][head][channel]
       View(keys, "1htd", v=values)               transformers: lists of (1, head, token, channel)
     `page_table[i]` is the page of tokens [i * n, (i + 1) * n) with n the length of axis t. `dtype` is needed for
-    FP8 and BF16 that come as plain bytes or integers. `rotated_v`: see KVTIER_VIEW_ROTATED_V."""
+    FP8 and BF16 that come as integers of their size. `rotated_v`: see KVTIER_VIEW_ROTATED_V."""
 
     def __init__(self, arrays: Any, axes: str, *, v: Any = None, page_table: Sequence[int] | None = None,
                  dtype: DType | None = None, rotated_v: bool = False) -> None:
@@ -53,7 +54,11 @@ class View:
     def _fill(self, k, v, axes, page_table, dtype, rotated_v):
         if dtype is None:
             raise ValueError("the arrays' type is none of FP16, BF16, FP32 and FP8; dtype says which one their bytes are")
+        if k[0].item_bytes != _ITEM_BYTES[dtype]:
+            raise ValueError(f"elements of the arrays have {k[0].item_bytes} bytes, {DType(dtype).name} has {_ITEM_BYTES[dtype]}")
         stride = dict(zip(axes, k[0].strides))
+        if stride["d"] == 0:
+            raise ValueError("all channels are one element")  # the library takes a stride of 0 as packed
         self._bases = (ctypes.c_void_p * len(k))(*[memory.address for memory in k])
         view = _abi.sized(_abi.View, bases=self._bases, n_bases=len(k), layer_stride=stride.get("l", 0),
                           v_offset=stride.get("c", 0), head_stride=stride["h"], token_stride=stride["t"],
@@ -114,7 +119,8 @@ def _check_axes(axes: str, separate_v: bool, paged: bool) -> None:
 def _check_same(memory: Memory, first: Memory, axes: str) -> None:
     if len(memory.shape) != len(axes):
         raise ValueError(f"an array has {len(memory.shape)} axes, not {len(axes)}")
-    if memory.strides != first.strides or memory.shape != first.shape or memory.item_bytes != first.item_bytes:
+    if memory.strides != first.strides or memory.shape != first.shape or (memory.item_bytes, memory.dtype) != (
+            first.item_bytes, first.dtype):
         raise ValueError("the arrays differ in shape, strides or type")
     for letter, count in zip(axes, memory.shape):
         if letter == "1" and count != 1:
