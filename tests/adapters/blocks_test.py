@@ -1,6 +1,7 @@
 """What the adapters share, against the real daemon: every failure is a miss, in time."""
 
 import dataclasses
+import os
 import subprocess
 import threading
 import time
@@ -68,6 +69,31 @@ def test_another_model_is_a_miss_on_data_that_exists(module_daemon, other):
     blocks = b.chunk(b"namespaces", 256 // tokens_per_block)
     assert b.lookup(blocks) == 0
     assert not any(b.load(blocks, view(out))) and not out.any()
+
+
+@pytest.mark.parametrize("kind", ["tp", "pp", "cp"])
+def test_another_rank_is_a_miss_on_data_that_exists(module_daemon, kind):
+    a, b = (store(module_daemon.socket, spec(**{kind: (rank, 2)})) for rank in (0, 1))
+    saved(a, b"ranks", random_kv(1))
+    assert b.lookup(b.chunk(b"ranks", 2)) == 0
+
+
+def test_a_chain_in_parts_is_the_chain(module_daemon):
+    a, hashes = store(module_daemon.socket), [b"one", b"two", b"three"]
+    whole, part = a.chain(hashes), a.chain(hashes[1:], hashes[0], 1)
+    assert bytes(part._refs) == bytes(whole[1:]._refs) and len({*whole.keys()}) == 3
+    assert len({*a.chunk(b"one", 3).keys(), *a.chunk(b"two", 3).keys()}) == 6
+
+
+def test_a_store_that_is_closed_leaves_no_session(daemon):
+    import kvtier
+
+    a = store(daemon.socket)
+    saved(a, b"open", random_kv(9))
+    with kvtier.Client(daemon.socket, timeout_ms=20000) as client:
+        open_sessions = client.stats().sessions
+        a.close()
+        until(lambda: client.stats().sessions == open_sessions - 1)
 
 
 def test_a_part_that_is_gone_is_told_as_missing(daemon):
@@ -289,5 +315,7 @@ class TestNames:
         first = folder_revision(str(tmp_path))
         assert first and first == folder_revision(str(tmp_path))
         weights.write_bytes(b"two!")
-        assert folder_revision(str(tmp_path)) != first
+        second = folder_revision(str(tmp_path))
+        os.utime(weights, ns=(0, 0))  # as long, written at another time
+        assert len({first, second, folder_revision(str(tmp_path))}) == 3
         assert folder_revision("meta-llama/Llama-3.1-8B") == ""

@@ -114,6 +114,77 @@ def test_locks_end(adapter, module_daemon):
     assert load(adapter, [key("lock")], [torch.zeros_like(random_kv(3))])[0] == [True]  # without a lock, too
 
 
+def test_half_a_chunk_is_a_miss(adapter, module_daemon):
+    import kvtier
+
+    name, kv = key("half"), random_kv(9)
+    store(adapter, [name], [kv])
+    until_found(adapter, [name])
+    adapter.submit_unlock([name])
+    (inner,) = [store for store in adapter._stores.values() if store is not None]
+    model, blocks = inner._connected(), adapter_blocks(inner, name)
+    assert len(blocks) == 2 and model.remove(blocks[1:2]) == 1
+    assert found(adapter, [name]) == [False] and load(adapter, [name], [torch.zeros_like(kv)])[0] == [False]
+    with kvtier.Client(module_daemon.socket, timeout_ms=20000) as client:
+        assert client.stats().leases == 0
+
+
+def adapter_blocks(inner, name):
+    from kvtier_adapters.lmcache import _blocks
+
+    return _blocks(inner, name, SHAPE)
+
+
+def test_an_unlock_of_another_request_leaves_the_lock_that_a_load_uses(adapter, monkeypatch):
+    name, kv = key("two locks"), random_kv(10)
+    store(adapter, [name], [kv])
+    until_found(adapter, [name])
+    assert found(adapter, [name]) == [True]
+    (inner,) = [store for store in adapter._stores.values() if store is not None]
+    fetch, held = inner.fetch, []
+
+    def unlocked_meanwhile(lease, view):
+        adapter.submit_unlock([name])
+        held.append(len(lease))
+        return fetch(lease, view)
+    monkeypatch.setattr(inner, "fetch", unlocked_meanwhile)
+    bits, out = load(adapter, [name], [torch.zeros_like(kv)])
+    assert bits == [True] and torch.equal(out[0], kv) and held == [2]
+    adapter.submit_unlock([name])
+
+
+def test_a_lock_lasts_longer_than_the_daemon_s_own_time(adapter, monkeypatch):
+    import kvtier
+    from kvtier_adapters.lmcache import _LEASE_MS
+
+    asked, acquire = [], kvtier.Model.acquire
+    monkeypatch.setattr(kvtier.Model, "acquire", lambda self, *args, **kwargs: (
+        asked.append(kwargs["ttl_ms"]), acquire(self, *args, **kwargs))[1])
+    assert found(adapter, [key("long")]) == [False] and asked == [_LEASE_MS]
+
+
+def test_tasks_that_find_no_room_or_raise_end_as_misses(adapter, monkeypatch):
+    name, kv = key("no room"), random_kv(11)
+    assert store(adapter, [name], [kv]).is_successful()
+    until_found(adapter, [name])
+    monkeypatch.setattr(adapter, "_store_of", lambda *args: 1 / 0)
+    for _ in range(2):
+        assert not store(adapter, [name], [kv]).is_successful() and found(adapter, [name]) == [False]
+        assert load(adapter, [name], [torch.zeros_like(kv)])[0] == [False]
+        for background in (adapter._reader, adapter._writer):
+            monkeypatch.setattr(background, "submit", lambda job: False)
+
+
+def test_models_and_shapes_are_bounded(adapter, monkeypatch):
+    import kvtier_adapters.lmcache
+
+    kv = random_kv(12)
+    assert store(adapter, [key("first")], [kv]).is_successful()
+    monkeypatch.setattr(kvtier_adapters.lmcache, "_MAX_STORES", 1)
+    assert not store(adapter, [key("second", object_group_id=1)], [kv]).is_successful()
+    assert store(adapter, [key("third")], [kv]).is_successful()
+
+
 @pytest.mark.parametrize("other", [
     {"model_name": "n"}, {"kv_rank": (2 << 24) | (1 << 16) | (2 << 8) | 1}, {"object_group_id": 1}, {"cache_salt": "user"}])
 def test_another_key_is_a_miss_on_data_that_exists(module_daemon, other):

@@ -132,13 +132,51 @@ def meaning(pool, number):
 
 @pytest.mark.parametrize("other", [
     {"model_name": "n"}, {"tp_size": 2}, {"tp_rank": 1, "tp_size": 2}, {"pp_size": 2}, {"pp_rank": 1, "pp_size": 2},
-    {"attn_cp_size": 2}, {"options": {"revision": "2"}}])
+    {"attn_cp_size": 2}, {"attn_cp_rank": 1, "attn_cp_size": 2}, {"options": {"revision": "2"}}])
 def test_another_model_or_rank_is_a_miss_on_data_that_exists(module_daemon, other):
     _, _, keys = stored_pages(module_daemon, 50000)
     target = host_pool()
     reader = storage(module_daemon, target, **other)
     assert reader.batch_exists(keys) == 0 and not reader.exists(keys[0])
     assert reader.batch_get_v1(keys, indices(range(2))) == [False, False] and not target.kv_buffer.any()
+
+
+@pytest.mark.parametrize("kind", ["tp", "pp", "attn_cp"])
+def test_each_rank_has_its_own_pages(module_daemon, kind):
+    pools = [host_pool(), host_pool()]
+    ranks = [storage(module_daemon, pool, **{f"{kind}_rank": rank, f"{kind}_size": 2}) for rank, pool in enumerate(pools)]
+    keys = hashes(52000, 1)
+    fill(pools[0], [0], 11)
+    ranks[0].batch_set_v1(keys, indices([0]))
+    until_there(ranks[0], keys)
+    assert ranks[1].batch_exists(keys) == 0
+
+
+def test_a_run_ends_at_the_first_page_that_is_not_there(module_daemon):
+    pool, keys = host_pool(), hashes(55000, 4)
+    fill(pool, range(4), 12)
+    made = storage(module_daemon, pool)
+    made.batch_set_v1([keys[0], keys[1], keys[3]], indices([0, 1, 3]))
+    until_there(made, keys[:2])
+    until_there(made, keys[3:])
+    assert made.batch_exists(keys) == 2 and made.batch_exists_v2(keys).kv_hit_pages == 2
+    assert made.batch_get_v1(keys, indices([4, 5, 6, 7])) == [True, True, False, True]
+    assert not meaning(pool, 6).any() and torch.equal(meaning(pool, 7), meaning(pool, 3))
+
+
+def test_a_page_that_is_there_in_no_part_is_told_so(module_daemon, monkeypatch):
+    made, pool, keys = stored_pages(module_daemon, 57000)
+    monkeypatch.setattr(made._store, "fetch", lambda lease, view: [False])
+    assert made.batch_get_v1(keys, indices([4, 5])) == [False, False]
+
+
+@pytest.mark.parametrize(("first", "count", "what"), [(32, 128, "multiple"), (0, 127, "as many host indices")])
+def test_indices_that_are_no_pages_are_refused(module_daemon, first, count, what):
+    pool = host_pool()
+    made = storage(module_daemon, pool)
+    for call in (made.batch_set_v1, made.batch_get_v1):
+        with pytest.raises(ValueError, match=what):
+            call(hashes(58000, 2), torch.arange(first, first + count))
 
 
 def test_another_type_or_page_size_is_a_miss(module_daemon):

@@ -116,6 +116,67 @@ def test_what_was_restored_is_not_stored_again(module_daemon):
     assert prefixes.save(idle, PROMPT) and len(tickets) == 1  # nothing was computed in it
 
 
+@pytest.mark.parametrize(("came", "tokens"), [([False, True, True], 0), ([True, False, True], 128), ([True, True, False], 256)])
+def test_blocks_that_do_not_come_are_computed(module_daemon, monkeypatch, came, tokens):
+    model = make(seed=10)
+    prefixes = store(model, module_daemon)
+    cache = prefixes.cache(PROMPT)
+    first = generate(model, PROMPT, cache)
+    assert prefixes.save(cache, first.sequences)
+    until_restored(prefixes, PROMPT, 384)
+    fetch = prefixes._store.fetch
+
+    def partly(lease, view):
+        assert fetch(lease, view) == [True] * 3
+        return came
+    monkeypatch.setattr(prefixes._store, "fetch", partly)
+    warm = prefixes.cache(PROMPT)
+    assert (warm.restored_tokens, warm.restored_blocks, warm.get_seq_length()) == (tokens, tokens // 128, tokens)
+    assert torch.equal(generate(model, PROMPT, warm).sequences, first.sequences)
+    monkeypatch.setattr(prefixes._store, "fetch", lambda lease, view: [])  # no answer
+    assert prefixes.cache(PROMPT).restored_tokens == 0
+
+
+@pytest.mark.parametrize("tokens", [128, 200])
+def test_a_prompt_that_is_stored_to_its_last_token_leaves_that_one_to_compute(module_daemon, tokens):
+    model, ids = make(seed=11), PROMPT[:, :tokens]
+    prefixes = store(model, module_daemon)
+    cache = prefixes.cache(ids)
+    output = generate(model, ids, cache).sequences
+    cache.crop(tokens)  # the answer is taken back
+    assert prefixes.save(cache, ids)
+    until_restored(prefixes, torch.cat([ids, ids], dim=1), tokens)
+    warm = until_restored(prefixes, ids, (tokens - 1) // 128 * 128)
+    assert torch.equal(generate(model, ids, warm).sequences, output)
+
+
+def test_adapters_and_their_state_are_part_of_the_name():
+    from kvtier_adapters.blocks import Settings
+    from kvtier_adapters.transformers import _model_spec
+
+    class Layer(torch.nn.Module):
+        """What peft makes of a projection."""
+
+        disable_adapters, active_adapters = False, ("a",)
+
+        def __init__(self, alpha):
+            super().__init__()
+            self.scaling = {"a": alpha / 4}
+
+    def name(alpha=8, disabled=False, active=("a",), config=None):
+        model = make()
+        model.model.layers[0].self_attn.k_proj.tuner = layer = Layer(alpha)
+        layer.disable_adapters, layer.active_adapters = disabled, active
+        model._hf_peft_config_loaded, model.active_adapters = True, lambda: list(active)
+        model.peft_config = {"a": types.SimpleNamespace(to_dict=lambda: config or {"target_modules": {"q", "k"}})}
+        spec = _model_spec(model, Settings(revision="1"))
+        return spec.config_digest, spec.lora
+    names = [name(), name(alpha=16), name(disabled=True), name(active=("b",)), name(config={"target_modules": {"q"}})]
+    assert len(set(names)) == len(names) and names[0] == name()
+    assert [lora for _, lora in names] == ["a", "a", "a", "b", "a"]
+    assert _model_spec(make(), Settings(revision="1")).lora is None
+
+
 @pytest.mark.parametrize("what", ["weights", "one weight", "rope", "dtype", "revision"])
 def test_another_model_is_a_miss_on_data_that_exists(module_daemon, what):
     model = make(seed=7)

@@ -139,6 +139,50 @@ def test_a_load_that_raises_still_ends(module_daemon):
     assert loaded(side, transfer("raises", range(16))) == set(range(16))
 
 
+def test_a_load_that_finds_no_room_ends_with_all_of_its_pages_missing(module_daemon):
+    side, _ = worker(module_daemon, KVCacheLayout.LBHNC, "token", random_values())
+    side._loads.submit = lambda *args: False
+    assert loaded(side, transfer("full", range(16), skip=3)) == set(range(3, 16))
+
+
+def test_errors_of_loads_that_end_together_are_all_told_and_once(module_daemon):
+    side, _ = worker(module_daemon, KVCacheLayout.LBHNC, "token", random_values())
+    side.start_loads([transfer("none", range(8), 1), transfer("neither", range(8, 16), 1)])
+    assert side.drain(30) and side.take_ended() == {"none", "neither"}
+    assert side.take_errors() == set(range(16)) and side.take_errors() == set() and side.take_ended() == set()
+
+
+@pytest.mark.parametrize(("came", "blocks"), [([False, True], 0), ([True, False], 1), ([False], 0), ([], 0)])
+def test_what_came_after_a_block_that_did_not_is_missing_too(module_daemon, came, blocks):
+    values = random_values(6)
+    side, tensors = worker(module_daemon, KVCacheLayout.LBHNC, "token", values)
+    calls = []
+
+    def partly(of_blocks, view):
+        calls.append(len(of_blocks))
+        return came if len(calls) == 1 else [False] * len(of_blocks)
+    side._store.load = partly
+    assert loaded(side, transfer("holes", range(16))) == set(range(blocks * PER_BLOCK, 16))
+    for ours, theirs in zip(tensors, caches(KVCacheLayout.LBHNC, "token", values)):
+        assert torch.equal(ours[blocks * PER_BLOCK:], theirs[blocks * PER_BLOCK:])
+
+
+def test_parts_of_a_sequence_have_the_names_of_the_whole(module_daemon, monkeypatch):
+    import kvtier_adapters.vllm
+
+    monkeypatch.setattr(kvtier_adapters.vllm, "MAX_BLOCKS_AT_ONCE", 1)
+    side, _ = worker(module_daemon, KVCacheLayout.LBHNC, "token", random_values())
+    whole = side._store.chain([b"x", b"y", b"z"])
+    asked = []
+    side._store.load = lambda blocks, view: (asked.append(bytes(blocks._refs)), [True] * len(blocks))[1]
+    side._store.save = lambda blocks, view: asked.append(bytes(blocks._refs))
+    part = kvtier_adapters.vllm.Transfer("r", 1, [b"y", b"z"], b"x", list(range(16)))
+    assert loaded(side, part) == set()
+    side.start_saves([part])
+    assert side.drain(30)
+    assert asked == [bytes(whole[1:2]._refs), bytes(whole[2:3]._refs), bytes(whole[1:]._refs)]
+
+
 def test_saves_that_wait_are_bounded(module_daemon):
     import threading
 
@@ -271,6 +315,65 @@ def test_after_a_reset_all_names_are_new_and_what_had_begun_is_not_saved():
         (names,) = {tuple(save[2]) for save in saves}
         assert list(names) == rank.asked[-1] and asked.isdisjoint(names)
         asked.update(names)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(384, 2), (385, 3), (128, 0), (129, 1)])
+def test_a_token_stays_to_be_computed(tokens, blocks):
+    from kvtier_adapters.vllm import Scheduler
+
+    rank = Rank(blocks=blocks)
+    side = Scheduler([rank], PAGE, PAGE, 20)
+    whole = request(num_tokens=tokens, block_hashes=[b"%d" % i for i in range(tokens // PAGE)])
+    assert side.matched(whole, 0) == ((128 * blocks, True) if blocks else (0, False))
+    assert rank.asked == ([[b"7", b"15", b"23"][:blocks]] if blocks else [])
+
+
+def test_what_failed_is_saved_again_and_not_asked_for_again():
+    from kvtier_adapters.vllm import Scheduler
+
+    rank = Rank(blocks=3)
+    side, one = Scheduler([rank], PAGE, PAGE, 20), request()
+    assert side.matched(one, 32) == (352, True)
+    side.allocated(one, list(range(25)), 352)
+    (load,) = side.plan(types.SimpleNamespace(num_scheduled_tokens={})).loads
+    assert (load.first_block, load.hashes, load.parent, load.pages, load.skip) == (
+        0, [b"7", b"15", b"23"], None, list(range(24)), 2)
+    side.loads_ended({"r"}, {8})  # the first page of the second block
+    assert side.matched(one, 128) == (0, False) and len(rank.asked) == 1
+    one.num_computed_tokens = 128
+    assert planned(side, one) == [("r", 1, [b"15", b"23"])]  # 400 tokens from there: what was loaded after it, too
+
+
+def test_pages_that_were_loaded_are_not_saved_until_they_are_computed():
+    from kvtier_adapters.vllm import Scheduler
+
+    side, one = Scheduler([Rank(blocks=2)], PAGE, PAGE, 20), request()
+    assert side.matched(one, 0) == (256, True)
+    side.allocated(one, list(range(25)), 256)
+    other = request("other", num_computed_tokens=256)  # has them as its prefix
+    pages = types.SimpleNamespace(get_block_ids=lambda name: [list(range(25))])
+    side.allocated(other, [], 0)
+    side.matched(other, 384)  # known, and nothing more is to be had
+    output = types.SimpleNamespace(num_scheduled_tokens={"other": 144}, kv_connector_block_state=pages)
+    assert [(save.first_block, save.hashes) for save in side.plan(output).saves] == [(2, [b"23"])]
+    fresh = request("fresh")
+    side._known["fresh"] = type(side._known["r"])(fresh)
+    output = types.SimpleNamespace(num_scheduled_tokens={"fresh": 400}, kv_connector_block_state=pages)
+    assert [save.first_block for save in side.plan(output).saves] == [0]  # computed anew
+
+
+def test_a_request_whose_load_is_under_way_at_a_reset_is_not_saved():
+    from kvtier_adapters.vllm import Scheduler
+
+    side, one = Scheduler([Rank(blocks=2)], PAGE, PAGE, 20), request()
+    assert side.matched(one, 32) == (224, True)
+    side.allocated(one, list(range(25)), 224)
+    side.plan(types.SimpleNamespace(num_scheduled_tokens={}))
+    side.reset()  # its first pages and those that come are of the weights before
+    side.loads_ended({"r"}, set())
+    side.allocated(one, [], 0)  # as vLLM does when the load has ended
+    one.num_computed_tokens = 256
+    assert planned(side, one) == []
 
 
 def test_the_hashes_of_vllm_know_what_else_k_and_v_depend_on():

@@ -1,10 +1,13 @@
 """The secondary tier under vLLM's own tiering manager and shared CPU cache; a test stands where the GPU copies would."""
 
 import contextlib
+import ctypes
+import dataclasses
 import itertools
 import os
 import threading
 import time
+import types
 import uuid
 
 import pytest
@@ -202,6 +205,107 @@ def test_a_chunk_that_goes_between_lookup_and_load_is_a_miss_and_not_asked_again
     assert torch.equal(engine.load(request, keys[2:])[0], values[2])
 
 
+def test_a_load_that_finds_no_room_is_a_miss(engines):
+    keys = keys_of(2)
+    engines().store(ReqContext("a"), keys, random_chunks(2))
+    engine, request = engines(), ReqContext("b")
+    with engine.lock:
+        engine.manager.on_new_request(request)
+    engine.tier._jobs.submit = lambda *args: False
+    assert engine.find(request, keys) == [LookupResult.MISS] * 2
+
+
+def test_half_a_chunk_is_a_miss(engines):
+    keys = keys_of(2)
+    engines(pages=16).store(ReqContext("a"), keys, random_chunks(2, pages=16))
+    engine, request = engines(pages=16), ReqContext("b")
+    half = engine.tier._blocks(keys[0])
+    assert len(half) == 2 and engine.tier._store._connected().remove(half[1:]) == 1
+    with engine.lock:
+        engine.manager.on_new_request(request)
+    assert engine.find(request, keys) == [LookupResult.MISS, LookupResult.HIT]
+    assert not engine.tier._load_chunk(keys[0], 15) and engine.tier._load_chunk(keys[1], 15)
+
+
+def test_a_request_that_has_finished_is_forgotten(engines):
+    engine, request, keys = engines(), ReqContext("a"), keys_of(3)
+    with engine.lock:
+        engine.manager.on_new_request(request)
+    assert engine.find(request, keys) == [LookupResult.MISS] * 3
+    assert engine.tier._lookups._lookup_state
+    with engine.lock:
+        engine.manager.on_request_finished(request)
+    assert not engine.tier._lookups._lookup_state
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
+def test_chunks_of_two_workers_are_those_of_one(layout):
+    """By vLLM's own mapping of each worker's pages into the canonical ones that the CPU cache holds then."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import derive_canonical_mappings
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    from kvtier_adapters.vllm_tier import ChunkShape
+
+    (values,), workers, simple = random_chunks(1), 2, types.SimpleNamespace
+    names, heads, pages = [f"l{i}" for i in range(LAYERS)], HEADS // workers, values.shape[2]
+    spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=heads, head_size=DIM, dtype=torch.bfloat16)
+    page_bytes = HEADS * PAGE * 2 * DIM * 2
+    row = torch.zeros(LAYERS, pages, page_bytes, dtype=torch.uint8)
+    for rank in range(workers):
+        caches = {}
+        for layer, name in enumerate(names):
+            k, v = values[layer, :, :, rank * heads:(rank + 1) * heads]
+            logical = torch.cat([k, v], dim=-1)  # [page][head][token][content]
+            by_token = torch.empty(pages, PAGE, heads, 2 * DIM, dtype=torch.bfloat16).copy_(logical.transpose(1, 2))
+            caches[name] = logical if layout == "LBHNC" else by_token.transpose(1, 2)
+        mappings = derive_canonical_mappings(
+            simple(parallel_config=simple(tensor_parallel_size=workers, prefill_context_parallel_size=1, world_size=workers,
+                                          decode_context_parallel_size=1, cp_kv_cache_interleave_size=1, rank=rank),
+                   model_config=simple(get_total_num_kv_heads=lambda: HEADS)),
+            KVCacheConfig(num_blocks=pages, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)]), caches)
+        for layer, name in enumerate(names):
+            mapping, cache = mappings[name], caches[name]
+            assert mapping.canonical_page_size_bytes == page_bytes and mapping.parallelism_agnostic
+            memory = torch.as_strided(cache, (cache.numel(),), (1,)).view(torch.uint8).view(pages, -1)
+            for run in mapping.runs:
+                for i in range(run.num_fragments):
+                    into, of = (offset + i * stride for offset, stride in (
+                        (run.canonical_offset, run.canonical_stride), (run.local_offset, run.local_stride)))
+                    row[layer, :, into:into + run.fragment_size] = memory[:, of:of + run.fragment_size]
+    ranks = {"world_size": workers, "tp_size": workers, "pp_size": 1, "pcp_size": 1, "dcp_size": 1, "is_parallelism_agnostic": True}
+    config = simple(groups=[simple(layer_names=names, tokens_per_block=PAGE)], parallel=simple(**ranks), canonical_layout=True,
+                    replicated_layout=False, kv_cache_layout=layout, model=simple(dtype="bfloat16"),
+                    cache=simple(blocks_per_chunk=pages), worker_kv_bytes_per_block=LAYERS * page_bytes // workers)
+    shape = ChunkShape(simple(config=config), HEADS, DIM, "token")
+    assert shape.row_bytes == row.numel()
+    view = shape.view(row.view(-1).numpy()).struct
+    for layer, c, page, head, token in itertools.product(range(LAYERS), range(2), range(pages), range(HEADS), (0, PAGE - 1)):
+        base = (view.v_bases if c and view.v_bases else view.bases)[0] + (0 if view.v_bases else c * view.v_offset)
+        first = (base + layer * view.layer_stride + view.page_table[page] * view.page_stride + head * view.head_stride
+                 + token * view.token_stride)
+        there = torch.frombuffer((ctypes.c_char * (2 * DIM)).from_address(first), dtype=torch.bfloat16)
+        assert view.channel_stride == 2 and torch.equal(there, values[layer, c, page, head, token])
+
+
+def test_what_a_tier_is_told_is_in_the_name(engines):
+    from kvtier_adapters.blocks import Settings
+    from kvtier_adapters.vllm_tier import _model_spec
+
+    engine = engines()
+
+    def name(revision="1", hash_tokens=PAGE, layers="l", **other):
+        config = dataclasses.replace(
+            engine.spec.config, cache=OffloadingCacheConfig(hash_tokens, 8),
+            groups=(OffloadingGroupConfig(PAGE, tuple(f"{layers}{i}" for i in range(LAYERS)), 0),), **other)
+        spec = _model_spec(types.SimpleNamespace(config=config), engine.tier._shape, Settings(revision=revision, floor="INT4"))
+        assert spec.floor.name == "INT4"
+        return dataclasses.replace(spec, layers=1)
+    names = [name(), name(revision="2"), name(hash_tokens=32), name(layers="m"), name(model=OffloadingModelConfig("n", "bfloat16")),
+             name(model=OffloadingModelConfig("/tmp", "bfloat16"))]
+    assert len(set(names)) == len(names) and names[0] == name() and len(names[-1].revision) > 1  # a folder's files
+
+
 def test_jobs_are_ended_whatever_happens(engines):
     engine, request, keys = engines(), ReqContext("a"), keys_of(2)
     engine.tier._store.save = lambda *args: 1 / 0
@@ -251,6 +355,8 @@ def test_a_dead_daemon_is_a_miss(daemon):
 @pytest.mark.parametrize(("options", "what"), [
     ({"groups": 2}, "several kinds"), ({"parallel": {"world_size": 2, "tp_size": 2}}, "canonical_layout"),
     ({"parallel": {"world_size": 2, "tp_size": 2}, "canonical_layout": True, "content": "heads"}, "one worker"),
+    ({"parallel": {"world_size": 2, "tp_size": 2, "is_parallelism_agnostic": False}, "canonical_layout": True},
+     "number of workers"),
     ({"parallel": {"pp_size": 2}}, "pipeline"), ({"replicated_layout": True}, "latent"), ({"layout": "LHBNC"}, "LHBNC"),
     ({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"pages": 3}, "whole blocks"), ({"tier": {"kv_heads": 4}}, "kv_heads"),
     ({"tier": {"content": "x"}}, "content is"), ({"revision": None}, "revision"),

@@ -179,7 +179,7 @@ class KvtierL2Adapter(L2AdapterInterface):
         blocks, view = _blocks(store, key, memory.get_shapes()[0]), self._view(store, memory)
         with self._lock:
             held = self._leases.get(key)
-            lease = held[-1] if held else None
+            lease = held[0] if held else None  # an unlock of another request ends the last one
         # A lease that has expired meanwhile holds nothing any more: ask once more.
         loaded = [] if lease is None else store.fetch(lease, view)
         if not (loaded and all(loaded)):

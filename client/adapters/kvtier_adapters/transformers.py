@@ -11,6 +11,7 @@ again: it may have come at a lower precision."""
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import torch
@@ -48,13 +49,23 @@ def _model_spec(model: PreTrainedModel, settings: Settings) -> kvtier.ModelSpec:
     varying = sorted(kind for kind in _rope_types(config) if "dynamic" in kind or kind in ("longrope", "su"))
     require(not varying, f"RoPE of type {', '.join(varying)} is not supported: K depends on the sequence's length")
     adapters = getattr(model, "active_adapters", None) if getattr(model, "_hf_peft_config_loaded", False) else None
-    facts = {"engine": "transformers", "config": model_config_facts(config),
+    facts = {"engine": "transformers", "config": model_config_facts(config), "adapters": _adapter_facts(model),
              "quantization": bool(getattr(model, "is_quantized", False))}
     return kvtier.ModelSpec(
         model.config._name_or_path or type(model).__name__, layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads, k_dim=dim, v_dim=dim, dtype=dtype_of(model.dtype),
         revision=settings.revision or weights_revision(model), lora=",".join(adapters()) if adapters else None,
         config_digest=digest_of(facts), layout_id="transformers", floor=kvtier.Precision[settings.floor])
+
+
+def _adapter_facts(model: PreTrainedModel) -> str:
+    """What neither weights nor names say of the adapters that peft puts into layers: which count, and how much."""
+    # The model has a method of that name, a layer of peft a flag.
+    layers = [[name, module.disable_adapters, list(module.active_adapters), getattr(module, "scaling", None)]
+              for name, module in model.named_modules() if isinstance(getattr(module, "disable_adapters", None), bool)]
+    configs = {name: config.to_dict() for name, config in (getattr(model, "peft_config", None) or {}).items()} if layers else {}
+    return json.dumps([layers, configs], sort_keys=True,
+                      default=lambda value: sorted(map(str, value)) if isinstance(value, set) else str(value))
 
 
 def _rope_types(config: Any) -> set[str]:

@@ -308,8 +308,7 @@ class Scheduler:
 
     def allocated(self, request: Request, pages: Sequence[int], tokens: int) -> None:
         if tokens == 0:
-            self._known.setdefault(request.request_id, _Known(request))
-            return
+            return  # nothing to load, or it has been: a request that a reset has forgotten meanwhile stays so
         known = self._known[request.request_id]
         end_token = known.computed_tokens + tokens
         first = known.computed_tokens // TOKENS_PER_BLOCK

@@ -47,6 +47,8 @@ class ChunkShape:
         require(len(config.groups) == 1, "models with several kinds of attention layers are not supported")
         group, parallel = config.groups[0], config.parallel
         require(parallel.world_size == 1 or config.canonical_layout, 'several workers need "canonical_layout": true')
+        require(parallel.world_size == 1 or parallel.is_parallelism_agnostic,
+                "chunks of several workers are supported only where they do not depend on the number of workers")
         require(parallel.pcp_size == 1 and parallel.dcp_size == 1 and parallel.pp_size == 1,
                 "context and pipeline parallelism are not supported")
         require(not config.replicated_layout, "latent (MLA) caches hold no K and V")
