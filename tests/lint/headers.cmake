@@ -16,7 +16,8 @@ foreach(header ${headers})
 endforeach()
 
 add_library(header_check OBJECT EXCLUDE_FROM_ALL ${sources})
-target_include_directories(header_check PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/client/include)
+target_include_directories(header_check PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/client/include
+                                                ${CMAKE_SOURCE_DIR}/tests/support/fake_cuda/include)
 target_compile_options(header_check PRIVATE -O0 -g0 -Wno-unused-function)
 target_link_libraries(header_check PRIVATE kvtier_proto PkgConfig::uring PkgConfig::isal OpenSSL::Crypto RocksDB::rocksdb
                                            prometheus-cpp::core prometheus-cpp::pull GTest::gmock)

@@ -47,7 +47,7 @@ LIBRARIES = {
     r"CLI/": ["daemon/", "client/ctl/", "client/engines/", "tests/bench/", "tests/eval/"],
     r"toml\+\+/": ["daemon/config", "tests/"],
     r"(spdlog|fmt)/": ["daemon/service/", "daemon/", "client/ctl/", "monitoring/exporter", "tests/"],
-    r"(cuda|nv)\w*\.h": ["kernels/", "tests/"],
+    r"(cuda|nv)\w*\.h": ["kernels/", "tiers/cuda/", "tests/"],
     r"hwy/": ["kernels/", "codecs/", "tests/"],
     r"(gtest|gmock|benchmark)/": ["tests/"],
     r"boost/": ["tests/support/teams/"],

@@ -4,8 +4,10 @@
 
 #include "tests/support/arena_slot.h"
 #include "tests/support/blocks.h"
+#include "tests/support/fake_cuda/fake_cuda.h"
 #include "tests/tiers/cxl_fixture.h"
 #include "tiers/arena_store.h"
+#include "tiers/cuda/gpu_arenas.h"
 #include "tiers/move.h"
 
 namespace kvtier {
@@ -71,6 +73,38 @@ class CxlUnderTest final : public MediumUnderTest {
   TestAllocator allocator_;
 };
 
+/// The memory of a GPU that is fake.
+class GpuUnderTest final : public MediumUnderTest {
+ public:
+  GpuUnderTest()
+      : machine_(),
+        device_(CudaDevice::Make(0, clock_).value()),
+        arenas_(*device_, {.capacity_bytes = uint64_t{8} << 20, .concurrent_calls = 1}) {
+    const Status created = arenas_.Create(spec_);
+    KVTIER_CHECK(created.ok());
+  }
+  Medium& medium() override { return arenas_; }
+  Place Next(uint64_t /*image_bytes*/) override {
+    const uint32_t slot = next_++;
+    KVTIER_CHECK(slot < spec_.slots);
+    return SlotOf(spec_, slot);
+  }
+
+ private:
+  struct FakeMachine {
+    FakeMachine() { fake_cuda::Reset({}); }
+    ~FakeMachine() { EXPECT_EQ(fake_cuda::Violations(), std::vector<std::string>()); }
+  };
+
+  FakeMachine machine_;
+  SteadyClock clock_;
+  std::unique_ptr<CudaDevice> device_;
+  GpuArenas arenas_;
+  const ArenaSpec spec_{
+      .id = {1}, .tier = {0}, .tenant = {1}, .slots = 16, .slot_bytes = uint64_t{256} << 10};
+  uint32_t next_ = 0;
+};
+
 struct MediumCase {
   const char* name;
   std::unique_ptr<MediumUnderTest> (*make)();
@@ -78,6 +112,7 @@ struct MediumCase {
 const MediumCase kMedia[] = {
     {"Host", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<HostUnderTest>(); }},
     {"Cold", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<ColdUnderTest>(); }},
+    {"Gpu", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<GpuUnderTest>(); }},
     {"Cxl", []() -> std::unique_ptr<MediumUnderTest> { return std::make_unique<CxlUnderTest>(); }},
 };
 
