@@ -110,6 +110,24 @@ Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& ex
   return Status::Ok();
 }
 
+bool IsDamagedRecordHeader(const RecordHeader& header, const RecordExpectation& expected) {
+  // With all that the place implies put right.
+  RecordHeader righted = header;
+  righted.magic = kRecordMagic;
+  righted.version = kHeaderVersion;
+  righted.sequence = expected.sequence;
+  righted.offset = expected.offset;
+  righted.segment = expected.segment;
+  righted.uuid = expected.uuid;
+  const bool names_place = std::memcmp(&righted, &header, sizeof(header)) == 0;
+  const bool sound = header.crc == HeaderCrc(header);
+  if (names_place) return sound || header.crc != 0;
+  if (header.crc == HeaderCrc(righted)) return true;
+  return sound && header.magic == kRecordMagic && header.version == kHeaderVersion &&
+         header.uuid == expected.uuid &&
+         (header.offset != expected.offset || header.segment != expected.segment);
+}
+
 ColdRecord RecordOfHeader(const RecordHeader& header) {
   ColdRecord record;
   record.identity.key.bytes = header.key;

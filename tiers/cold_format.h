@@ -114,6 +114,10 @@ RecordHeader MakeRecordHeader(const StoreUuid& uuid, const ColdRecord& record, R
 /// Magic, version, crc, part, and everything that the place implies. Live or dead. Errors: kDataLoss;
 /// kUnimplemented for a newer version.
 Status CheckRecordHeader(const RecordHeader& header, const RecordExpectation& expected);
+/// Of what CheckRecordHeader refuses: whether a record stood here in this use of the segment and its header
+/// is damaged since, or another place's was written over it. False of a record of an earlier use, and of one
+/// whose header was never written to its end, where zeros stood before.
+bool IsDamagedRecordHeader(const RecordHeader& header, const RecordExpectation& expected);
 
 /// What the header alone says: of the shape only the tokens, no errors.
 ColdRecord RecordOfHeader(const RecordHeader& header);

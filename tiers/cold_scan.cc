@@ -102,6 +102,7 @@ void ColdScanner::Scan(SegmentBytes& bytes, const ColdSegments::Found& segment, 
                                      .offset = offset,
                                      .limit_bytes = range.end};
     if (!CheckRecordHeader(header, expected).ok()) {
+      if (IsDamagedRecordHeader(header, expected)) out.damaged.push_back(offset);
       offset += kColdBlockBytes;
       continue;
     }

@@ -40,6 +40,7 @@ class ColdScanner {
     std::vector<ColdRecord> live;   ///< image parsed and verified
     uint64_t used_bytes = 0;        ///< end of the last sound record, live or dead
     std::vector<RecordHeader> bad;  ///< sound header, but the image does not check out
+    std::vector<uint64_t> damaged;  ///< offsets of headers that are damaged (IsDamagedRecordHeader)
     uint64_t unread_bytes = 0;      ///< the device failed
   };
 

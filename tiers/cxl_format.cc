@@ -14,11 +14,19 @@ uint32_t CrcOf(const CxlSuperblock& superblock) {
   return Crc32c(std::as_bytes(std::span(&superblock, 1)).first(offsetof(CxlSuperblock, crc)));
 }
 
-bool IsZero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+/// And an end that a file can have.
+bool HasSizesOfAStore(const CxlSuperblock& superblock) {
+  const uint64_t bytes = superblock.segment_bytes;
+  return superblock.meta_bytes == kCxlMetaBytes && bytes % kColdBlockBytes == 0 &&
+         bytes >= 2 * kColdBlockBytes && superblock.segment_limit <= kColdMaxSegments &&
+         superblock.segment_limit <= (INT64_MAX - kCxlMetaBytes) / bytes;
 }
 
 }  // namespace
+
+bool IsZero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
 
 CxlSuperblock Sealed(CxlSuperblock superblock) {
   superblock.crc = CrcOf(superblock);
@@ -45,7 +53,7 @@ CxlSuperblock MakeCxlSuperblock(const StoreUuid& uuid, uint64_t segment_bytes, u
   return Sealed(superblock);
 }
 
-Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment_bytes) {
+Result<CxlStart> ReadCxlStart(std::span<const std::byte> start) {
   CxlStart found;
   if (IsZero(start)) {
     found.blank = true;
@@ -67,23 +75,34 @@ Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment
   }
   if (sound == 0 && ours > 0) return Status(Code::kDataLoss, "both superblocks are damaged");
   if (sound == 0) {
-    return Status(Code::kFailedPrecondition,
-                  "holds something else: give it a new file, or zero its first 128 KiB");
+    return Status(Code::kFailedPrecondition, "holds something else");
   }
   const CxlSuperblock& superblock = found.superblock;
   if (superblock.version != (TenantOf(superblock).empty() ? kColdFormatVersion : kCxlTenantVersion)) {
-    return Status(Code::kFailedPrecondition,
-                  "has format version " + std::to_string(superblock.version) +
-                      ", this program reads versions " + std::to_string(kColdFormatVersion) + " and " +
-                      std::to_string(kCxlTenantVersion) + ": give it a new file, or zero its first 128 KiB");
+    return Status(Code::kFailedPrecondition, "has format version " + std::to_string(superblock.version) +
+                                                 ", this program reads versions " +
+                                                 std::to_string(kColdFormatVersion) + " and " +
+                                                 std::to_string(kCxlTenantVersion));
   }
-  if (superblock.segment_bytes != segment_bytes || superblock.meta_bytes != kCxlMetaBytes) {
-    return Status(Code::kFailedPrecondition, "was made with segments of " +
-                                                 std::to_string(superblock.segment_bytes) + " bytes, not " +
-                                                 std::to_string(segment_bytes));
+  if (!HasSizesOfAStore(superblock)) {
+    return Status(Code::kDataLoss, "its superblock says " + std::to_string(superblock.segment_limit) +
+                                       " segments of " + std::to_string(superblock.segment_bytes) +
+                                       " bytes from " + std::to_string(superblock.meta_bytes) + " on");
   }
   found.one_damaged = sound < kCxlSuperblocks;
   return found;
+}
+
+Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment_bytes) {
+  const Result<CxlStart> found = ReadCxlStart(start);
+  if (found.status().code() == Code::kFailedPrecondition) {
+    return Status(found.status().code(),
+                  found.status().message() + ": give it a new file, or zero its first 128 KiB");
+  }
+  if (!found.ok() || found->blank || found->superblock.segment_bytes == segment_bytes) return found;
+  return Status(Code::kFailedPrecondition, "was made with segments of " +
+                                               std::to_string(found->superblock.segment_bytes) +
+                                               " bytes, not " + std::to_string(segment_bytes));
 }
 
 }  // namespace kvtier

@@ -37,6 +37,8 @@ constexpr ArenaId StoreArenaId(TierId tier) {
   return ArenaId{UINT32_MAX - tier.value};
 }
 
+bool IsZero(std::span<const std::byte> bytes);
+
 /// First bytes of block 0 and again of block 1. They are written one after the other, so one is always whole.
 struct CxlSuperblock {
   uint32_t magic;
@@ -77,7 +79,10 @@ struct CxlStart {
   CxlSuperblock superblock{};
   bool one_damaged = false;  ///< of the two copies
 };
-/// Errors: kFailedPrecondition (something else, another version or segment size), kDataLoss (both damaged).
+/// Of a store of any segment size. Errors: kFailedPrecondition (something else, another version), kDataLoss
+/// (both damaged, or with sizes that no store has).
+Result<CxlStart> ReadCxlStart(std::span<const std::byte> start);
+/// Of one with `segment_bytes`, for who would use it; kFailedPrecondition also for another segment size.
 Result<CxlStart> ReadCxlStart(std::span<const std::byte> start, uint64_t segment_bytes);
 
 }  // namespace kvtier

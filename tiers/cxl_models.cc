@@ -1,6 +1,5 @@
 #include "tiers/cxl_models.h"
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -40,27 +39,53 @@ std::optional<ModelRecord> DecodeEntry(const StoreUuid& uuid, std::span<const st
       .fields = std::string(reinterpret_cast<const char*>(entry.data()) + kUnit, header.fields_bytes)};
 }
 
+/// Whether the header of an entry was never written to its end: the last bytes of a digest are not zeros.
+bool IsUnfinished(std::span<const std::byte> unit) {
+  return IsZero(unit.last(sizeof(uint64_t)));
+}
+
 }  // namespace
 
-std::vector<ModelRecord> CxlModels::Load(uint64_t& dropped) {
-  const std::span<const std::byte> area = memory_.span().first(kCxlMetaBytes);
-  bool in_damage = false;
-  for (uint64_t at = kCxlModelsOffset; at < kCxlMetaBytes;) {
-    const auto unit = area.subspan(at, kUnit);
-    const bool empty = std::all_of(unit.begin(), unit.end(), [](std::byte b) { return b == std::byte{0}; });
+CxlModelArea ReadCxlModels(std::span<const std::byte> start, const StoreUuid& uuid) {
+  KVTIER_CHECK(start.size() == kCxlMetaBytes);
+  CxlModelArea area;
+  uint64_t dirty_end = area.end;  // of what stands behind area.end and is no entry
+  for (uint64_t at = area.end; at < kCxlMetaBytes;) {
     std::optional<ModelRecord> model;
-    if (!empty) model = DecodeEntry(uuid_, area.subspan(at));
-    if (model) {
-      at = AlignUp(at + kUnit + model->fields.size(), kUnit);
-      known_[model->name_space.bytes] = std::move(model->fields);
-    } else {
-      // What is no entry is counted once, however long it is.
-      if (!empty && !in_damage) ++dropped;
+    const bool empty = IsZero(start.subspan(at, kUnit));
+    if (!empty) model = DecodeEntry(uuid, start.subspan(at));
+    if (!model) {
       at += kUnit;
+      if (!empty) dirty_end = at;
+      continue;
     }
-    in_damage = !empty && !model;
-    if (!empty) end_ = at;
+    // Entries stand one behind the other: whatever is between two of them was one.
+    if (dirty_end > area.end) area.damaged.push_back({area.end, dirty_end});
+    at = AlignUp(at + kUnit + model->fields.size(), kUnit);
+    area.fields[model->name_space.bytes] = std::move(model->fields);
+    area.end = dirty_end = at;
   }
+  if (dirty_end == area.end) return area;
+  const CxlModelArea::Range rest{area.end, dirty_end};
+  if (IsUnfinished(start.subspan(area.end, kUnit))) {
+    area.unfinished = rest;
+  } else {
+    area.damaged.push_back(rest);
+  }
+  return area;
+}
+
+std::vector<ModelRecord> CxlModels::Load(uint64_t& dropped) {
+  CxlModelArea area = ReadCxlModels(memory_.span().first(kCxlMetaBytes), uuid_);
+  dropped += area.damaged.size();
+  // Nobody can use them, and what follows the last sound entry is where the next one goes.
+  if (area.unfinished.end > 0) area.damaged.push_back(area.unfinished);
+  for (const auto& [begin, end] : area.damaged) {
+    memory_.Zero(begin, end - begin);
+    memory_.Persist(begin, end - begin).IgnoreBecause("the next start finds them again");
+  }
+  end_ = area.end;
+  known_ = std::move(area.fields);
   std::vector<ModelRecord> models;
   for (const auto& [name_space, fields] : known_)
     models.push_back({.name_space = {name_space}, .fields = fields});

@@ -37,8 +37,14 @@ Header HeaderAt(std::span<const std::byte> segment, uint64_t offset) {
   return header;
 }
 
-bool IsBlank(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+/// What a dead record is written for where the header does not say what it was of.
+ColdRecord BlockAt(uint32_t segment, uint64_t sequence, uint64_t offset) {
+  ColdRecord record;
+  record.place.container = segment;
+  record.place.epoch = sequence;
+  record.place.offset = offset;
+  record.place.bytes = kColdBlockBytes;
+  return record;
 }
 
 }  // namespace
@@ -46,7 +52,10 @@ bool IsBlank(std::span<const std::byte> bytes) {
 Result<ColdRecovery> CxlStore::Recover() {
   KVTIER_CHECK(!recovered_);
   ColdRecovery out;
-  const bool was_clean = superblock_.clean == 1;
+  // What was cut off a file since reads as zeros now, also where a record began before.
+  const uint64_t used =
+      CxlSegmentOffset(std::min(segment_limit_, superblock_.segment_limit), options_.segment_bytes);
+  const bool was_clean = superblock_.clean == 1 && memory_->stale_bytes() >= used;
   KVTIER_TRY(AdoptSegments(out));
   // Before anything else is written: from here on only another clean stop makes the headers enough.
   CxlSuperblock in_use = superblock_;
@@ -56,8 +65,12 @@ Result<ColdRecovery> CxlStore::Recover() {
   // To clients of an earlier daemon a sequence must not come again, though the segment that had it may be
   // among those that were given up since.
   if (!tenant().empty()) out.least_sequence = superblock_.serial << kSerialShift;
-  std::vector<ColdRecord> found =
-      ScanSegments(was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out);
+  std::vector<ColdRecord> damaged;
+  std::vector<ColdRecord> found = ScanSegments(
+      was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out, damaged);
+  out.dropped_records += damaged.size();
+  // So that they are dropped once. Where it fails the next start drops them again.
+  MarkDead(damaged).IgnoreBecause("no start takes them for blocks");
   if (!was_clean) out.scanned_records = found.size();
   KVTIER_TRY(MergeCopies(std::move(found), out));
   out.models = models_.Load(out.dropped_records);
@@ -74,7 +87,7 @@ Status CxlStore::AdoptSegments(ColdRecovery& out) {
   // more.
   for (uint32_t number = superblock_.segment_limit; number < segment_limit_; ++number) {
     const uint64_t offset = CxlSegmentOffset(number, options_.segment_bytes);
-    if (IsBlank(SegmentSpan(number).first(kColdSegmentHeaderBytes))) continue;
+    if (IsZero(SegmentSpan(number).first(kColdSegmentHeaderBytes))) continue;
     memory_->Zero(offset, kColdSegmentHeaderBytes);
     KVTIER_TRY(memory_->Persist(offset, kColdSegmentHeaderBytes));
   }
@@ -86,12 +99,15 @@ Status CxlStore::AdoptSegments(ColdRecovery& out) {
 
 Status CxlStore::AdoptSegment(uint32_t number, ColdRecovery& out) {
   const std::span<const std::byte> bytes = SegmentSpan(number);
-  if (IsBlank(bytes.first(kColdSegmentHeaderBytes))) return Status::Ok();
+  if (IsZero(bytes.first(kColdSegmentHeaderBytes))) return Status::Ok();
   const auto header = HeaderAt<SegmentHeader>(bytes, 0);
   const Status sound = CheckSegmentHeader(header, superblock_.uuid, number, options_.segment_bytes);
   if (sound.code() == Code::kFailedPrecondition) {
-    ++out.foreign_files;  // not a segment of this store: as if it was blank
-    return Status::Ok();
+    // Not a segment of this store: as if it was blank, and from now on it is.
+    ++out.foreign_files;
+    const uint64_t offset = CxlSegmentOffset(number, options_.segment_bytes);
+    memory_->Zero(offset, kColdSegmentHeaderBytes);
+    return memory_->Persist(offset, kColdSegmentHeaderBytes);
   }
   Segment& segment = segments_[number];
   segment.present = true;
@@ -125,7 +141,8 @@ uint64_t CxlStore::SequenceByRecords(uint32_t number) const {
   return sequence;
 }
 
-std::vector<ColdRecord> CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out) {
+std::vector<ColdRecord> CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& out,
+                                               std::vector<ColdRecord>& damaged) {
   std::vector<ColdRecord> all;
   ColdScanner scanner(superblock_.uuid, depth);
   for (uint32_t number = 0; number < segment_limit_; ++number) {
@@ -142,14 +159,14 @@ std::vector<ColdRecord> CxlStore::ScanSegments(ScanDepth depth, ColdRecovery& ou
                    {.number = number, .sequence = segment.sequence, .file_bytes = options_.segment_bytes},
                    {kColdSegmentHeaderBytes, options_.segment_bytes}, outcome);
       found.used_bytes = std::max(found.used_bytes, outcome.used_bytes);
-      out.dropped_records += outcome.bad.size();
+      for (const RecordHeader& header : outcome.bad) damaged.push_back(RecordOfHeader(header));
+      for (const uint64_t offset : outcome.damaged) {
+        damaged.push_back(BlockAt(number, segment.sequence, offset));
+      }
       for (ColdRecord& record : outcome.live) {
         if (!found.part.has_value()) found.part = record.place.part;
-        if (*found.part == record.place.part) {
-          all.push_back(std::move(record));
-        } else {
-          ++out.dropped_records;  // its segment has another stream's records: nobody wrote that
-        }
+        // Its segment has another stream's records: nobody wrote that.
+        (*found.part == record.place.part ? all : damaged).push_back(std::move(record));
       }
     }
     out.segments.push_back(found);

@@ -83,7 +83,8 @@ class CxlStore final : public ColdStore {
   Status AdoptSegments(ColdRecovery& out);
   Status AdoptSegment(uint32_t number, ColdRecovery& out);
   uint64_t SequenceByRecords(uint32_t number) const;
-  std::vector<ColdRecord> ScanSegments(ScanDepth depth, ColdRecovery& out);
+  /// `damaged` gets what is there and cannot be used.
+  std::vector<ColdRecord> ScanSegments(ScanDepth depth, ColdRecovery& out, std::vector<ColdRecord>& damaged);
   Status MergeCopies(std::vector<ColdRecord> found, ColdRecovery& out);
 
   const CxlStoreOptions options_;

@@ -16,6 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Of devices whose system does not say it: what the kernel takes where nobody chose.
+constexpr uint64_t kDevicePageBytes = uint64_t{2} << 20;
+
 std::string FirstLine(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -75,7 +78,12 @@ Result<CxlTarget> DeviceTarget(const std::string& path, const struct stat& info,
   if (error || subsystem.filename() != "dax") {
     return Status(Code::kFailedPrecondition, path + " is a character device, but none of device-DAX");
   }
-  return CxlTarget{.kind = CxlKind::kDevDax, .path = path, .device_keeps_data = KeepsData(sysfs_device)};
+  return CxlTarget{
+      .kind = CxlKind::kDevDax,
+      .path = path,
+      .device_keeps_data = KeepsData(sysfs_device),
+      .device_bytes = ToNumber(FirstLine(sysfs_device + "/size")).value_or(0),
+      .device_page_bytes = ToNumber(FirstLine(sysfs_device + "/align")).value_or(kDevicePageBytes)};
 }
 
 bool Accepts(CxlKind asked, CxlKind found) {

@@ -29,6 +29,8 @@ struct CxlTarget {
   uint32_t numa_node = 0;
   bool any_file = false;           ///< kFile: a DAX file system is as welcome
   bool device_keeps_data = false;  ///< kDevDax: persistent memory, not memory that a power cut empties
+  uint64_t device_bytes = 0;       ///< kDevDax: its size; 0: the system does not say
+  uint64_t device_page_bytes = 0;  ///< kDevDax: what it is mapped in multiples of
 };
 
 struct NumaNode {

@@ -136,10 +136,11 @@ void AddVerbs(VerbTable& verbs, Arguments& arguments) {
       verify->add_option("TIER", arguments.tier, "name or number of the tier")->check(CheckNamed);
   verify
       ->add_option("--store", arguments.store,
-                   "check the folder of a cold tier instead, which no daemon uses")
+                   "check a cold tier that no daemon uses instead: its folder, or the file or device of a "
+                   "CXL tier")
       ->excludes(tier)
       ->check(CheckNamed)
-      ->type_name("FOLDER");
+      ->type_name("PATH");
   verbs
       .Add("repair", "make a cold tier's folder whole again, while no daemon uses it",
            [&arguments] { return RepairStore(arguments.store, arguments.format()); })

@@ -315,6 +315,57 @@ TEST_F(Cxl, S53_ASecondDaemonOnTheSameFileIsRefusedAndTheFirstGoesOn) {
   EXPECT_EQ(engine.Put(engine.Keys(Tokens(1, kBlockTokens)), kv, KVTIER_DURABLE)[0].code, KVTIER_OK);
 }
 
+TEST_F(Cxl, S44_VerifyOfTheFileFindsDamageAndAStartMendsIt) {
+  StartDaemon({.more = CxlSection(uint64_t{32} << 20)});
+  constexpr uint32_t kBlocks = 4;
+  Kv kv = Kv::Random(1, kBlocks * kBlockTokens);
+  {
+    const Engine engine = Connect();
+    for (const auto& result :
+         engine.Put(engine.Keys(Tokens(1, kBlocks * kBlockTokens)), kv, KVTIER_DURABLE)) {
+      EXPECT_EQ(result.code, KVTIER_OK);
+    }
+  }
+  const std::string file = data_.File("cxl"), store = " --store " + file;
+  const ProgramResult in_use = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(in_use.exit_code, 1);
+  EXPECT_THAT(in_use.output, HasSubstr("a daemon uses it"));
+  daemon_->Kill();
+  const ProgramResult killed = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(killed.exit_code, 0) << killed.output;
+  EXPECT_EQ(
+      killed.output,
+      "1 segments, 4 live records, 1 models\nit was not closed: the next start reads all of it\nsound\n");
+  {
+    std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+    constexpr std::streamoff kInTheFirstImage = (2 << 20) + 4096 + 5000;
+    bytes.seekg(kInTheFirstImage);
+    const int byte = bytes.get();
+    bytes.seekp(kInTheFirstImage);
+    bytes.put(static_cast<char>(byte ^ 1));
+  }
+  const ProgramResult damaged = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(damaged.exit_code, 1);
+  EXPECT_THAT(damaged.output, HasSubstr(file + ": segment 0: record at 4096: block "));
+  EXPECT_THAT(damaged.output, HasSubstr("damaged; the next start of the daemon saves what can be saved\n"));
+  const ProgramResult json = Ctl(*daemon_, "verify --json" + store);
+  EXPECT_EQ(json.exit_code, 1);
+  EXPECT_THAT(json.output, HasSubstr("{\"sound\":false,\"segments\":1,\"live\":3,\"damaged\":1,"));
+  const ProgramResult repair = Ctl(*daemon_, "repair" + store);
+  EXPECT_EQ(repair.exit_code, 1);
+  EXPECT_THAT(repair.output, HasSubstr("is the memory of a CXL tier, which the daemon itself repairs"));
+  ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
+  EXPECT_EQ(Connect().Stats().blocks, kBlocks - 1);
+  EXPECT_EQ(daemon_->Stop(), 0);
+  const ProgramResult mended = Ctl(*daemon_, "verify" + store);
+  EXPECT_EQ(mended.exit_code, 0) << mended.output;
+  EXPECT_EQ(mended.output, "1 segments, 3 live records, 1 models\nsound\n");
+  std::ofstream(data_.File("letter")) << "dear";
+  const ProgramResult letter = Ctl(*daemon_, "verify --store " + data_.File("letter"));
+  EXPECT_EQ(letter.exit_code, 1);
+  EXPECT_THAT(letter.output, HasSubstr("CXL store " + data_.File("letter") + ": holds something else\n"));
+}
+
 TEST_F(Cxl, AboveNvmeAFullTierLosesNothing) {
   StartDaemon({.hot_bytes = uint64_t{16} << 20,
                .more = CxlSection(uint64_t{16} << 20) + NvmeSection(uint64_t{256} << 20)});
