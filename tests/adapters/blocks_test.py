@@ -138,6 +138,18 @@ def test_a_daemon_that_dies_is_a_miss_and_is_found_again(daemon):
     assert np.array_equal(kv, out)
 
 
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL"])
+def test_a_save_that_fails_is_told_so(module_daemon, monkeypatch, code):
+    import kvtier
+
+    a = store(module_daemon.socket)
+
+    def put(*args, **kwargs):
+        raise kvtier.Error(kvtier.Code[code], "as told")
+    monkeypatch.setattr(a._connected(), "put", put)
+    assert a.save(a.chunk(b"fails", 2), view(random_kv(1))) is False
+
+
 def test_connecting_takes_no_longer_than_its_thread_can_wait(daemon):
     from kvtier_adapters.blocks import Settings, Store
 

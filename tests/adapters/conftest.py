@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import signal
+import time
 
 import pytest
 
@@ -26,6 +27,20 @@ def suspended(daemon):
         yield
     finally:
         daemon.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def leaves_no_session(daemon):
+    """What is done in it ends the only session of an adapter with the daemon."""
+    import kvtier
+
+    with kvtier.Client(daemon.socket, timeout_ms=20000) as client:
+        assert client.stats().sessions == 2
+        yield
+        end = time.monotonic() + 20
+        while client.stats().sessions > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert client.stats().sessions == 1
 
 
 def needs(package):

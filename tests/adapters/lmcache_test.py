@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import needs
+from conftest import leaves_no_session, needs
 
 needs("lmcache")
 import torch
@@ -230,6 +230,16 @@ def test_hashes_that_may_collide_are_a_miss(adapter):
 def test_wrong_parameters_are_refused(module_daemon, models):
     with pytest.raises(ValueError, match="needs"):
         make(module_daemon, models)
+
+
+def test_an_adapter_that_is_closed_leaves_nothing_behind(daemon):
+    made = make(daemon)
+    store(made, [key("end")], [random_kv(13)])
+    until_found(made, [key("end")])
+    threads = made._reader._threads + made._writer._threads
+    with leaves_no_session(daemon):
+        made.close()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_daemon_that_dies_is_a_miss(daemon):

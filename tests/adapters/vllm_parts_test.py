@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from conftest import needs
+from conftest import leaves_no_session, needs
 
 needs("vllm")
 import torch
@@ -183,6 +183,20 @@ def test_parts_of_a_sequence_have_the_names_of_the_whole(module_daemon, monkeypa
     assert asked == [bytes(whole[1:2]._refs), bytes(whole[2:3]._refs), bytes(whole[1:]._refs)]
 
 
+def test_a_shutdown_leaves_nothing_behind(daemon):
+    from kvtier_adapters.vllm import KvtierConnector
+
+    side, _ = worker(daemon, KVCacheLayout.LBHNC, "token", random_values())
+    stored(daemon, side, "end")
+    connector = KvtierConnector.__new__(KvtierConnector)
+    connector._worker, connector._scheduler = side, None
+    with leaves_no_session(daemon):
+        connector.shutdown()
+    assert not any(thread.is_alive() for thread in side._loads._threads + side._saves._threads)
+    side.start_loads([transfer("late", range(16))])
+    assert side.take_ended() == {"late"} and side.take_errors() == set(range(16))
+
+
 def test_saves_that_wait_are_bounded(module_daemon):
     import threading
 
@@ -272,6 +286,20 @@ def planned(side, *requests):
     output = types.SimpleNamespace(num_scheduled_tokens=dict.fromkeys(pages, 400),
                                    kv_connector_block_state=types.SimpleNamespace(get_block_ids=lambda name: [pages[name]]))
     return [(save.request_id, save.first_block, save.hashes) for save in side.plan(output).saves]
+
+
+def test_blocks_are_saved_in_the_step_that_fills_them():
+    from kvtier_adapters.vllm import Scheduler
+
+    side, one, saves = Scheduler([Rank()], PAGE, PAGE, 20), request(), []
+    side.matched(one, 0)
+    state = types.SimpleNamespace(get_block_ids=lambda name: [list(range(25))])
+    for tokens in (100, 27, 1, 200, 55, 16, 1):  # a prompt in parts: all of its hashes are there from the beginning
+        output = types.SimpleNamespace(num_scheduled_tokens={"r": tokens}, kv_connector_block_state=state)
+        saves.append([(save.first_block, save.hashes, save.pages) for save in side.plan(output).saves])
+        one.num_computed_tokens += tokens
+    assert saves == [[], [], [(0, [b"7"], list(range(8)))], [(1, [b"15"], list(range(8, 16)))], [],
+                     [(2, [b"23"], list(range(16, 24)))], []]
 
 
 @pytest.mark.parametrize(("offsets", "blocks"), [([], 3), ([384], 3), ([383], 2), ([300, 130], 1), ([0], 0)])

@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from conftest import needs
+from conftest import leaves_no_session, needs
 
 needs("vllm")
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -77,7 +77,8 @@ class Engine:
         with self.lock:
             self.manager.on_schedule_end(ScheduleEndContext([], []))
 
-    def store(self, request, keys, values):
+    def store(self, request, keys, values, expected=None):
+        """Until the daemon has them, which vLLM does not wait for: `expected` of them, else all."""
         with self.lock:
             self.manager.on_new_request(request)
             stored = self.manager.prepare_store(keys, request)
@@ -85,6 +86,7 @@ class Engine:
                 self.write(int(number), values[keys.index(key)])
             self.manager.complete_store(stored.keys_to_store, request)
         self.until(lambda: not self.manager.has_pending_work())
+        self.until(lambda: all(self.tier._exists(key) for key in (keys if expected is None else expected)))
 
     def until(self, condition):
         end = time.monotonic() + 20
@@ -132,7 +134,7 @@ def random_chunks(count, seed=1, pages=8):
 def test_hashes_that_may_collide_are_a_miss(module_daemon, caplog):
     engine, (safe,) = Engine(module_daemon.socket), keys_of(1)
     short = make_offload_key(b"short-hash-16-by", 0)
-    engine.store(ReqContext("r"), [short, safe], random_chunks(2))
+    engine.store(ReqContext("r"), [short, safe], random_chunks(2), [safe])
     assert engine.tier._exists(safe) and not engine.tier._exists(short)
     assert engine.tier._blocks(short) is None and "must not collide" in caplog.text
     engine.close()
@@ -221,6 +223,7 @@ def test_half_a_chunk_is_a_miss(engines):
     engine, request = engines(pages=16), ReqContext("b")
     half = engine.tier._blocks(keys[0])
     assert len(half) == 2 and engine.tier._store._connected().remove(half[1:]) == 1
+    assert [engine.tier._exists(name) for name in keys] == [False, True]
     with engine.lock:
         engine.manager.on_new_request(request)
     assert engine.find(request, keys) == [LookupResult.MISS, LookupResult.HIT]
@@ -309,11 +312,11 @@ def test_what_a_tier_is_told_is_in_the_name(engines):
 def test_jobs_are_ended_whatever_happens(engines):
     engine, request, keys = engines(), ReqContext("a"), keys_of(2)
     engine.tier._store.save = lambda *args: 1 / 0
-    engine.store(request, keys, random_chunks(2))  # ends, though nothing was stored
+    engine.store(request, keys, random_chunks(2), [])  # ends, though nothing was stored
     del engine.tier._store.save
     engine.tier._jobs.submit = lambda *args: False  # full
     more = keys_of(2)
-    engine.store(ReqContext("c"), more, random_chunks(2))
+    engine.store(ReqContext("c"), more, random_chunks(2), [])
     fresh, other = engines(), ReqContext("b")
     with fresh.lock:
         fresh.manager.on_new_request(other)
@@ -339,10 +342,27 @@ def test_nothing_blocks_the_scheduler_while_the_daemon_is_slow(engines):
     engine.until(lambda: not engine.manager.has_pending_work())
 
 
+def test_a_drain_ends_when_the_jobs_have(engines):
+    engine, go, done = engines(), threading.Event(), []
+    assert engine.tier._jobs.submit(lambda: (go.wait(30), done.append(1)))
+    threading.Timer(0.2, go.set).start()
+    engine.tier.drain_jobs()  # vLLM gives the memory away then
+    assert done == [1]
+
+
+def test_a_shutdown_leaves_nothing_behind(daemon):
+    engine, keys = Engine(daemon.socket), keys_of(1)
+    engine.store(ReqContext("a"), keys, random_chunks(1))
+    jobs, lookups = engine.tier._jobs._threads, engine.tier._lookups._thread
+    with leaves_no_session(daemon):
+        engine.close()
+    assert not any(thread.is_alive() for thread in [*jobs, lookups])
+
+
 def test_a_dead_daemon_is_a_miss(daemon):
     engine, request, keys = Engine(daemon.socket), ReqContext("a"), keys_of(2)
     daemon.kill()
-    engine.store(request, keys, random_chunks(2))
+    engine.store(request, keys, random_chunks(2), [])
     other, second = Engine(daemon.socket), ReqContext("b")
     with other.lock:
         other.manager.on_new_request(second)

@@ -329,6 +329,14 @@ def test_blocks_go_down_to_their_floor_alone(model, daemon, of):
     assert lowest(model, other) < exact and (lowest(mine, blocks) < exact) == (of == "nothing")
 
 
+def test_few_codes_mean_that_a_block_is_there():
+    import kvtier
+
+    codes, exact = set(kvtier.Code), kvtier.Precision.BITS16
+    assert {code for code in codes if kvtier.BlockResult(code, exact, 0, 0).ok} == {kvtier.Code.OK}
+    assert {code for code in codes if kvtier.PutResult(code, exact, 0).stored} == {kvtier.Code.OK, kvtier.Code.PRESENT}
+
+
 def test_wrong_arguments_are_no_misses(model):
     import kvtier
 
