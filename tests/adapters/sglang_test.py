@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from conftest import needs
+from conftest import leaves_no_session, needs
 
 needs("sglang")
 import torch
@@ -232,6 +232,13 @@ def test_what_is_not_supported_is_refused(module_daemon, pool, other, change, wh
     with pytest.raises(ValueError, match=what):
         made = StorageBackendFactory.create_backend("dynamic", config(extra(module_daemon) | change, **other), made_pool)
         made.register_mem_pool_host(made_pool)
+
+
+def test_a_storage_that_is_closed_leaves_no_session(daemon):
+    made, _, keys = stored_pages(daemon, 95000)
+    with leaves_no_session(daemon):
+        made.close()
+    assert made.batch_exists(keys) == 0 and made.batch_get_v1(keys, indices([4, 5])) == [False, False]
 
 
 def test_a_daemon_that_dies_is_a_miss(daemon):
