@@ -41,6 +41,9 @@ Status Lock(int fd, const std::string& path) {
 
 Result<UniqueFd> OpenLocked(const std::string& path, int flags) {
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600));
+  if (!fd.valid() && errno == ELOOP) {
+    return Status(Code::kFailedPrecondition, path + " is a symbolic link: name what it leads to");
+  }
   if (!fd.valid()) return StatusFromErrno(errno, "open " + path);
   KVTIER_TRY(Lock(fd.get(), path));
   return fd;

@@ -62,9 +62,9 @@ Result<ColdRecovery> CxlStore::Recover() {
   in_use.clean = 0;
   in_use.segment_limit = segment_limit_;
   KVTIER_TRY(WriteSuperblock(in_use));
-  // To clients of an earlier daemon a sequence must not come again, though the segment that had it may be
-  // among those that were given up since.
-  if (!tenant().empty()) out.least_sequence = superblock_.serial << kSerialShift;
+  // A sequence must not come again, though the segment that had it may be among those that were given up
+  // since: records of it may stand there still, and clients of an earlier daemon know it.
+  out.least_sequence = superblock_.serial << kSerialShift;
   std::vector<ColdRecord> damaged;
   std::vector<ColdRecord> found = ScanSegments(
       was_clean && out.damaged_headers == 0 ? ScanDepth::kHeaders : ScanDepth::kImages, out, damaged);

@@ -81,6 +81,7 @@ class TestAllocator {
   /// Goes on after what a recovery found.
   void ContinueAfter(const ColdRecovery& recovery) {
     for (Stream& stream : streams_) stream.offset = kTestSegmentBytes;
+    next_sequence_ = std::max(next_sequence_, recovery.least_sequence);
     for (const RecoveredSegment& segment : recovery.segments) {
       next_segment_ = std::max(next_segment_, segment.number + 1);
       next_sequence_ = std::max(next_sequence_, segment.sequence + 1);

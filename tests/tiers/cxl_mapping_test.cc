@@ -188,6 +188,15 @@ TEST_F(CxlMappingTest, S53_TheSecondUserIsRefused) {
   EXPECT_TRUE(CxlMapping::Make(FileOptions()).ok());
 }
 
+TEST_F(CxlMappingTest, ASymbolicLinkIsRefusedByThatName) {
+  CxlMapping::Make(FileOptions()).value();
+  fs::rename(path_, folder_.path() + "/real");
+  fs::create_symlink(folder_.path() + "/real", path_);
+  const Status status = CxlMapping::Make(FileOptions()).status();
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(status.message(), path_ + " is a symbolic link: name what it leads to");
+}
+
 TEST_F(CxlMappingTest, ARefusedFileIsLeftAsItIs) {
   std::ofstream(path_) << "somebody's letters";
   CxlMapping::Options options = FileOptions();

@@ -274,6 +274,29 @@ TEST_F(CxlStoreTest, S41_ASmallerCapacityForgetsWhatDoesNotFitAndALargerOneDoesN
   EXPECT_EQ(larger->Recover().value().segments.size(), 2u);
 }
 
+/// A device has no holes to give segments back to.
+TEST_F(CxlStoreTest, S41_WhatASegmentHeldThatWasGivenUpDoesNotComeBackWithItsNextUse) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) Store(seed);
+  store_.reset();
+  const auto on_device = [&](uint64_t bytes) {
+    CxlStoreOptions options = TestCxlOptions();
+    options.capacity_bytes = bytes;
+    auto mapping =
+        MapForCxlStore(options, {.kind = CxlKind::kDevDax, .path = FilePath(), .device_keeps_data = true});
+    return CxlStore::Make(options, std::move(mapping).value()).value();
+  };
+  const size_t kept = on_device(kCxlMetaBytes + 2 * kTestSegmentBytes)->Recover().value().blocks.size();
+  {
+    const auto larger = on_device(kTestCapacityBytes);
+    TestAllocator allocator;
+    allocator.ContinueAfter(larger->Recover().value());
+    const ColdRecord record = WriteBlock(*larger, *io_, allocator, 100).value();
+    EXPECT_EQ(record.place.container, 2u) << "one that was given up";
+    ASSERT_TRUE(larger->Commit({&record, 1}, *io_).ok());
+  }
+  EXPECT_EQ(on_device(kTestCapacityBytes)->Recover().value().blocks.size(), kept + 1);
+}
+
 class TenantStoreTest : public testing::Test {
  protected:
   std::unique_ptr<CxlStore> Make(const std::string& tenant, uint64_t capacity_bytes = kTestCapacityBytes) {
