@@ -11,6 +11,7 @@
 
 #include "daemon/cold_tiers.h"
 #include "daemon/engine/engine_thread.h"
+#include "daemon/hot_tier.h"
 #include "daemon/process.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/session_server.h"
@@ -88,6 +89,7 @@ class DaemonImpl final : public Daemon {
 
   Status Start() {
     LeaveAbsentTiersOut();
+    PlaceHotTier(tiers_, MemoryLimitBytes());
     KVTIER_TRY(CheckMemory(tiers_));
     KVTIER_ASSIGN(SocketLock lock, SocketLock::Take(config_.server.socket));
     lock_.emplace(std::move(lock));
@@ -366,10 +368,6 @@ class DaemonImpl final : public Daemon {
       const std::string& medium = cold_tiers_[i].description;
       ladder += (ladder.empty() ? "" : ", ") + tier.name + " (" + FormatBytes(tier.capacity_bytes) + " " +
                 (medium.empty() ? "host" : medium) + ", " + std::string(FindCodec(tier.codec)->name) + ")";
-    }
-    if (tiers_.front().name == "hot") {
-      spdlog::info("{}: hot tier in host memory",
-                   GpuVisible() ? "this version does not use the GPU" : "no GPU");
     }
     spdlog::info("kvtierd {} serves {} and {}{}; tiers {}; metrics {}", version_, config_.server.socket,
                  config_.server.socket, kSessionSocketSuffix, ladder,

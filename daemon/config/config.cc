@@ -206,8 +206,14 @@ Status ReadHostTier(Section section, std::string_view name, std::string_view cod
   tier.name = name;
   std::string medium = "host";
   section.Text("medium", medium);
-  section.Check("medium", CheckHostMedium(medium));
-  section.Bytes("capacity", tier.capacity_bytes, 16 * kMiB, 64 * kTiB);
+  if (name == "hot") {
+    const Result<std::optional<uint32_t>> gpu = ParseHotMedium(medium);
+    section.Check("medium", gpu.status());
+    if (gpu.ok()) tier.gpu = *gpu;
+  } else {
+    section.Check("medium", CheckHostMedium(medium));
+  }
+  section.Bytes("capacity", tier.capacity_bytes, kMinTierBytes, 64 * kTiB);
   ReadCommonTierKeys(section, tier, std::string(codec));
   KVTIER_TRY(section.Finish());
   tiers.push_back(std::move(tier));
@@ -259,7 +265,7 @@ Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
     ReadNvmeKeys(section, tier);
   }
   section.Bytes("segment", tier.segment_bytes, kMiB, 1024 * kMiB);
-  section.Bytes("capacity", tier.capacity_bytes, 16 * kMiB, 1024 * kTiB);
+  section.Bytes("capacity", tier.capacity_bytes, kMinTierBytes, 1024 * kTiB);
   section.Bytes("scrub_rate", tier.scrub_bytes_per_second, 0, kTiB);
   section.Part("rewrite_share", tier.rewrite_share, kMaxRewriteShare);
   std::string admission = "all";

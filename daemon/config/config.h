@@ -32,6 +32,7 @@ struct TierConfig {
   MediumKind kind = MediumKind::kHost;
   CodecId codec = CodecId::kRaw16;
   uint64_t capacity_bytes = 0;
+  std::optional<uint32_t> gpu;  ///< hot: medium = "gpu:N"; the kind stays kHost, where it falls back to
   double high_watermark = 0.95, low_watermark = 0.90;
   std::string path;  ///< cold tiers only, as is all below; cxl: may be empty
   uint64_t segment_bytes = uint64_t{64} << 20;
@@ -76,6 +77,7 @@ struct Config {
 inline constexpr size_t kMaxSocketPathBytes = 107;
 /// What the session socket adds to the path of the gRPC socket.
 inline constexpr std::string_view kSessionSocketSuffix = ".session";
+inline constexpr uint64_t kMinTierBytes = uint64_t{16} << 20;
 inline constexpr uint64_t kMaxConfigFileBytes = uint64_t{1} << 20;
 
 /// `name` is how messages call the file. Errors: kInvalidArgument, kUnimplemented for a medium or policy that

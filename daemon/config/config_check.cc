@@ -10,6 +10,7 @@
 namespace kvtier {
 namespace {
 
+constexpr uint32_t kMaxGpu = 63;
 constexpr std::array<std::string_view, 6> kLogLevels = {"trace", "debug", "info", "warn", "error", "off"};
 
 Status Invalid(std::string message) {
@@ -90,10 +91,22 @@ Status CheckWatermarks(double low, double high) {
 
 Status CheckHostMedium(std::string_view medium) {
   if (medium == "host") return Status::Ok();
-  if (medium.substr(0, 4) == "gpu:") {
-    return Status(Code::kUnimplemented, Quoted(medium) + " is not supported by this version; use \"host\"");
-  }
   return Invalid("unknown medium " + Quoted(medium) + " (known here: host)");
+}
+
+Result<std::optional<uint32_t>> ParseHotMedium(std::string_view medium) {
+  constexpr std::string_view kGpu = "gpu:";
+  if (medium == "host") return std::optional<uint32_t>();
+  if (!medium.starts_with(kGpu)) {
+    return Invalid("unknown medium " + Quoted(medium) + " (known here: host, gpu:N)");
+  }
+  const std::string_view digits = medium.substr(kGpu.size());
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error == std::errc() && end == digits.data() + digits.size() && number <= kMaxGpu) {
+    return std::optional<uint32_t>(number);
+  }
+  return Invalid("must be \"gpu:\" and a number from 0 to " + std::to_string(kMaxGpu));
 }
 
 Result<MediumKind> ParseColdMedium(std::string_view medium) {

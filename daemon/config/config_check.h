@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,8 @@ Status CheckLeaseTtl(uint32_t ttl_ms, uint32_t max_ttl_ms);
 Result<CodecId> ParseCodec(std::string_view name);
 Status CheckWatermarks(double low, double high);
 Status CheckHostMedium(std::string_view medium);
+/// The GPU that it is; none: host memory.
+Result<std::optional<uint32_t>> ParseHotMedium(std::string_view medium);
 Result<MediumKind> ParseColdMedium(std::string_view medium);
 Result<CxlKind> ParseCxlSource(std::string_view source);
 /// Which of path and NUMA node goes with which source.

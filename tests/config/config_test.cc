@@ -90,6 +90,14 @@ TEST(Config, TailsAreKeptWhileThereIsRoomUnlessTheFileSaysNever) {
   EXPECT_FALSE(Parse(cold + "tails = \"never\"\n")->tiers[0].keep_tails);
 }
 
+TEST(Config, AHotTierMayBeOnAGpu) {
+  const auto config = ParseConfig("[tier.hot]\nmedium = \"gpu:3\"\ncapacity = \"1GiB\"\n", "kvtier.toml");
+  ASSERT_TRUE(config.ok()) << config.status().ToString();
+  EXPECT_EQ(config->tiers[0].gpu, 3u);
+  const auto host = ParseConfig("[tier.hot]\nmedium = \"host\"\ncapacity = \"1GiB\"\n", "kvtier.toml");
+  EXPECT_EQ(host.value().tiers[0].gpu, std::nullopt);
+}
+
 TEST(Config, AnySingleTierIsEnough) {
   for (const char* text : {"[tier.hot]\ncapacity = \"64MiB\"", "[tier.warm]\ncapacity = 67108864",
                            "[[tier.cold]]\npath = \"/x\"\ncapacity = \"1GiB\""}) {
@@ -255,11 +263,14 @@ INSTANTIATE_TEST_SUITE_P(
                   "kvtier.toml:2: [tier.hot] capacity: must be a size (examples: 512MiB, 4GiB, 1048576)"},
         BadConfig{"CapacityTooSmall", "[tier.hot]\ncapacity = \"1MiB\"\n",
                   "kvtier.toml:2: [tier.hot] capacity: must be from 16MiB to 64TiB"},
-        BadConfig{
-            "Gpu", Hot("medium = \"gpu:0\"\n"),
-            "kvtier.toml:3: [tier.hot] medium: \"gpu:0\" is not supported by this version; use \"host\""},
+        BadConfig{"GpuWithoutNumber", Hot("medium = \"gpu:\"\n"),
+                  "kvtier.toml:3: [tier.hot] medium: must be \"gpu:\" and a number from 0 to 63"},
+        BadConfig{"GpuOfNoMachine", Hot("medium = \"gpu:64\"\n"),
+                  "kvtier.toml:3: [tier.hot] medium: must be \"gpu:\" and a number from 0 to 63"},
+        BadConfig{"WarmOnAGpu", "[tier.warm]\ncapacity = \"64MiB\"\nmedium = \"gpu:0\"\n",
+                  "kvtier.toml:3: [tier.warm] medium: unknown medium \"gpu:0\" (known here: host)"},
         BadConfig{"UnknownHostMedium", Hot("medium = \"tape\"\n"),
-                  "kvtier.toml:3: [tier.hot] medium: unknown medium \"tape\" (known here: host)"},
+                  "kvtier.toml:3: [tier.hot] medium: unknown medium \"tape\" (known here: host, gpu:N)"},
         BadConfig{"MediumOfAnotherType", Hot("medium = 3\n"),
                   "kvtier.toml:3: [tier.hot] medium: must be a string"},
         BadConfig{"UnknownCxlSource", Cxl("source = \"tape\"\n"),

@@ -161,6 +161,34 @@ TEST(Running, SaysWhatItRunsOn) {
   EXPECT_EQ(*daemon.Metric("kvtier_tier_capacity_bytes{tier=\"warm\"}"), 32.0 * kMiB);
 }
 
+/// Lines of the log that have `text`.
+std::vector<std::string> LinesWith(const std::string& log, const std::string& text) {
+  std::vector<std::string> found;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(text) != std::string::npos) found.push_back(line);
+  }
+  return found;
+}
+
+TEST(Running, S34_AHotTierOnAGpuThatIsNotThereIsInHostMemoryAndSaysSoOnce) {
+  DaemonProcess daemon({.hot_bytes = 64 * kMiB, .hot_medium = "gpu:63", .more = ""});
+  ASSERT_TRUE(daemon.Start().ok()) << daemon.Log();
+  EXPECT_THAT(
+      LinesWith(daemon.Log(), "hot tier in host memory"),
+      testing::ElementsAre(testing::AllOf(HasSubstr(" warning "), HasSubstr("in host memory, 64MiB of it"))));
+  EXPECT_THAT(daemon.Log(), HasSubstr("tiers hot (64MiB host, raw16)"));
+  EXPECT_THAT(*daemon.Get("/readyz"), EndsWith("\r\n\r\nok\n"));
+}
+
+TEST(Running, AHotTierMeantForAGpuTakesNoMoreThanTheHostHas) {
+  DaemonProcess daemon({.hot_bytes = uint64_t{32} << 40, .hot_medium = "gpu:63", .more = ""});
+  ASSERT_TRUE(daemon.Start().ok()) << daemon.Log();
+  const double capacity = *daemon.Metric("kvtier_tier_capacity_bytes{tier=\"hot\"}");
+  EXPECT_GE(capacity, 16.0 * kMiB);
+  EXPECT_LT(capacity, 1e6 * kMiB);
+}
+
 TEST(Running, AColdTierAloneGetsALandingTier) {
   DaemonProcess daemon({.hot_bytes = 0, .warm_bytes = 0, .cold_bytes = 512 * kMiB, .more = ""});
   ASSERT_TRUE(daemon.Start().ok()) << daemon.Log();

@@ -62,7 +62,7 @@ void WriteConfig(const std::string& path, const std::string& socket, const std::
   // For whole test programs: how the daemons do their file I/O.
   if (const char* io = std::getenv("KVTIER_TEST_IO"); io != nullptr) out << "io = \"" << io << "\"\n";
   if (settings.hot_bytes > 0) {
-    out << "[tier.hot]\nmedium = \"host\"\ncodec = \"" << settings.hot_codec
+    out << "[tier.hot]\nmedium = \"" << settings.hot_medium << "\"\ncodec = \"" << settings.hot_codec
         << "\"\ncapacity = " << settings.hot_bytes << "\n";
   }
   if (settings.warm_bytes > 0) {

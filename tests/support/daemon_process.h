@@ -29,6 +29,7 @@ struct DaemonSettings {
   uint64_t warm_bytes = 0;
   uint64_t cold_bytes = 0;
   std::string hot_codec = "raw16";
+  std::string hot_medium = "host";
   std::string cold_path = {};    ///< an existing folder; empty: one in the daemon's own
   std::string segment = "8MiB";  ///< of the cold tier
   std::string tails = "never";   ///< likewise
