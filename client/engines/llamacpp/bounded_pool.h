@@ -24,16 +24,18 @@ class BoundedPool {
 
   void Add(std::function<void()> job) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return jobs_.size() < waiting_max_ || finishing_; });
+    taken_.wait(lock, [this] { return jobs_.size() < waiting_max_ || finishing_; });
     jobs_.push_back(std::move(job));
-    changed_.notify_all();
+    // One job wakes one thread: to wake a hundred would hold up the request that they are there for.
+    added_.notify_one();
   }
   /// Runs what waits and ends the threads.
   void Finish() {
     {
       const std::lock_guard lock(mutex_);
       finishing_ = true;
-      changed_.notify_all();
+      added_.notify_all();
+      taken_.notify_all();
     }
     for (std::thread& thread : threads_) {
       if (thread.joinable()) thread.join();
@@ -46,11 +48,11 @@ class BoundedPool {
       std::function<void()> job;
       {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return !jobs_.empty() || finishing_; });
+        added_.wait(lock, [this] { return !jobs_.empty() || finishing_; });
         if (jobs_.empty()) return;
         job = std::move(jobs_.front());
         jobs_.pop_front();
-        changed_.notify_all();
+        taken_.notify_one();
       }
       job();
     }
@@ -58,7 +60,8 @@ class BoundedPool {
 
   const size_t waiting_max_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable added_;  ///< the pool's threads wait for jobs
+  std::condition_variable taken_;  ///< whoever adds waits for room
   std::deque<std::function<void()>> jobs_;
   bool finishing_ = false;
   std::vector<std::thread> threads_;
