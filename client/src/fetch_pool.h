@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +36,9 @@ class FetchPool {
 
  private:
   Status StartThreads();
+  /// Sends the threads to the other CPUs that they may run on: `cpu` is that of a caller who goes on working.
+  /// On a busy machine the kernel wakes them beside him, and neither gets on.
+  void LeaveCpu(int cpu);
   void Run();
 
   const uint32_t wanted_threads_;
@@ -42,6 +47,8 @@ class FetchPool {
   std::deque<std::shared_ptr<LayerFetch>> fetches_;
   bool stopped_ = false;
   std::vector<std::thread> threads_;
+  cpu_set_t allowed_{};  ///< what the threads inherited
+  int left_cpu_ = -1;
 };
 
 }  // namespace kvtier::client

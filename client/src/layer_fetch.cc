@@ -57,8 +57,12 @@ Result<std::shared_ptr<LayerFetch>> LayerFetch::Make(std::shared_ptr<Lease> leas
 }
 
 bool LayerFetch::DoPiece() {
+  return DoPieceUpTo(last_layer());
+}
+
+bool LayerFetch::DoPieceUpTo(uint16_t last) {
   std::unique_lock lock(mutex_);
-  if (cancelled_ || next_ == blocks_.size() * layers_.count) return false;
+  if (cancelled_ || next_ >= blocks_.size() * (last - layers_.first + size_t{1})) return false;
   const size_t piece = next_++;
   Block& block = blocks_[piece % blocks_.size()];
   const auto layer = static_cast<uint16_t>(layers_.first + piece / blocks_.size());
@@ -114,6 +118,9 @@ void LayerFetch::OnEnd(std::function<void()> ended_callback) {
 }
 
 bool LayerFetch::WaitLayer(uint16_t layer, TimePoint deadline) {
+  // A caller that only slept would leave its CPU idle, and be woken for what it could have done by then.
+  while (SteadyClock().Now() < deadline && DoPieceUpTo(layer)) {
+  }
   std::unique_lock lock(mutex_);
   return changed_.wait_until(lock, deadline, [&] {
     if (layers_.first + layers_done_ > layer || ended()) return true;

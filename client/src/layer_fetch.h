@@ -48,7 +48,8 @@ class LayerFetch {
   /// Runs once when the last piece has ended, maybe at once; it must neither block nor call this object.
   void OnEnd(std::function<void()> ended);
 
-  /// Until the layers up to `layer` (of the model) are done. False at the deadline.
+  /// Until the layers up to `layer` (of the model) are done; takes pieces of them meanwhile. False at the
+  /// deadline.
   bool WaitLayer(uint16_t layer, TimePoint deadline);
   /// Of each block, as far as `layer`; done layers only. Results have room for all blocks.
   void Results(uint16_t layer, std::span<kvtier_block_result> results) const;
@@ -69,6 +70,8 @@ class LayerFetch {
   LayerFetch(std::shared_ptr<Lease> lease, LayerRange layers, std::unique_ptr<OwnedView> destination,
              Stores stores)
       : lease_(std::move(lease)), layers_(layers), destination_(std::move(destination)), stores_(stores) {}
+  /// Of the layers up to `last`.
+  bool DoPieceUpTo(uint16_t last);
   Status Decode(const Block& block, uint16_t layer) const;
   void Finish(Block& block, uint16_t layer, const Status& status);
   void Advance();

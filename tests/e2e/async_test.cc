@@ -1,7 +1,11 @@
 // What an engine does without blocking: fetches layer by layer, and tickets that tell when they have ended.
 #include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <set>
 #include <span>
 #include <thread>
@@ -63,6 +67,104 @@ TEST_F(Async, LayersComeInOrderAndEachIsWholeWhenItIsTold) {
     EXPECT_EQ(engine.client.Wait(*ticket), KVTIER_OK);
     EXPECT_EQ(engine.client.Wait(*ticket), KVTIER_STALE);
     EXPECT_EQ(engine.client.WaitLayer(*ticket, 0, results), KVTIER_STALE);
+  }
+}
+
+/// A destination that holds up the thread that first writes to it until it is opened. One at a time.
+class HeldMemory {
+ public:
+  explicit HeldMemory(size_t bytes) : bytes_(bytes) {
+    base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    KVTIER_CHECK(base != MAP_FAILED);
+    open_ = touched_ = false;
+    CPU_ZERO(&cpus_);
+    struct sigaction action {};
+    action.sa_handler = [](int) {
+      ::sched_getaffinity(0, sizeof(cpus_), &cpus_);
+      touched_ = true;
+      const timespec pause{.tv_sec = 0, .tv_nsec = 100'000};
+      while (!open_) ::nanosleep(&pause, nullptr);
+    };
+    KVTIER_CHECK(::sigaction(SIGSEGV, &action, &before_) == 0);
+  }
+  ~HeldMemory() {
+    Open();
+    ::sigaction(SIGSEGV, &before_, nullptr);
+  }
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+
+  void Open() {
+    KVTIER_CHECK(::mprotect(base, bytes_, PROT_READ | PROT_WRITE) == 0);
+    open_ = true;
+  }
+  /// Where the thread that is held up may run.
+  cpu_set_t AwaitTouch() const {
+    while (!touched_) std::this_thread::yield();
+    return cpus_;
+  }
+
+  void* base;
+
+ private:
+  static inline std::atomic<bool> open_ = false, touched_ = false;
+  static inline cpu_set_t cpus_{};
+  const size_t bytes_;
+  struct sigaction before_ {};
+};
+
+TEST_F(Async, WhoWaitsDecodesWhatNoThreadHasBegun) {
+  const Engine engine = Filled();
+  const api::Sequence sequence = Sequence(engine);
+  auto lease = engine.model.Acquire(sequence.Query());
+  ASSERT_TRUE(lease) << api::LastError();
+  Kv out(kTokens), shape(kTokens);
+  HeldMemory held(kTokens * kTokenBytes);
+  kvtier_view view = shape.View();
+  view.bases = &held.base;
+  const auto stuck = lease->FetchAsync(0, kBlocks, view);
+  ASSERT_TRUE(stuck) << api::LastError();
+  held.AwaitTouch();
+  const auto ticket = lease->FetchAsync(0, kBlocks, out.View());
+  ASSERT_TRUE(ticket) << api::LastError();
+  EXPECT_EQ(engine.client.Wait(*ticket, {}, kPatienceMs), KVTIER_OK) << api::LastError();
+  EXPECT_TRUE(kv_.SameOver(out, 0, kTokens));
+  held.Open();
+  EXPECT_EQ(engine.client.Wait(*stuck, {}, kPatienceMs), KVTIER_OK) << api::LastError();
+  EXPECT_TRUE(std::ranges::equal(kv_.values(),
+                                 std::span(static_cast<uint16_t*>(held.base), kTokens * kTokenBytes / 2)));
+}
+
+TEST_F(Async, ThreadsLeaveTheCpuOfWhoStartsAFetch) {
+  cpu_set_t mine;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(mine), &mine), 0);
+  if (CPU_COUNT(&mine) < 2) GTEST_SKIP() << "there is one CPU";
+  const Engine engine = Filled();
+  const api::Sequence sequence = Sequence(engine);
+  auto lease = engine.model.Acquire(sequence.Query());
+  ASSERT_TRUE(lease) << api::LastError();
+  Kv shape(kTokens);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &mine)) continue;
+    // The thread is there by the second fetch, and may run wherever this one could when it came to be.
+    const auto first = lease->FetchAsync(0, kBlocks, shape.View());
+    ASSERT_TRUE(first) << api::LastError();
+    ASSERT_EQ(engine.client.Wait(*first, {}, kPatienceMs), KVTIER_OK);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+    HeldMemory held(kTokens * kTokenBytes);
+    kvtier_view view = shape.View();
+    view.bases = &held.base;
+    const auto ticket = lease->FetchAsync(0, kBlocks, view);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof(mine), &mine), 0);
+    ASSERT_TRUE(ticket) << api::LastError();
+    const cpu_set_t cpus = held.AwaitTouch();
+    EXPECT_FALSE(CPU_ISSET(cpu, &cpus));
+    EXPECT_EQ(CPU_COUNT(&cpus), CPU_COUNT(&mine) - 1);
+    held.Open();
+    EXPECT_EQ(engine.client.Wait(*ticket, {}, kPatienceMs), KVTIER_OK);
   }
 }
 

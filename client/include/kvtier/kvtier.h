@@ -249,7 +249,8 @@ KVTIER_API kvtier_code kvtier_fetch(kvtier_lease* lease, size_t first, size_t co
 KVTIER_API kvtier_code kvtier_fetch_async(kvtier_lease* lease, size_t first, size_t count,
                                           uint32_t first_layer, uint32_t layers,
                                           const kvtier_view* destination, kvtier_ticket* ticket);
-/* Until `layer` (of the model) and those before it are decoded. results[i] is of block first + i of the lease
+/* Until `layer` (of the model) and those before it are decoded; the caller decodes what no thread has begun
+ * to. results[i] is of block first + i of the lease
  * and as of that layer; it has room for the fetch's count. Answers as kvtier_fetch; any number of times until
  * kvtier_wait has ended the ticket. */
 KVTIER_API kvtier_code kvtier_wait_layer(kvtier_client* handle, kvtier_ticket ticket, uint32_t layer,
