@@ -146,7 +146,7 @@ TEST(SeqStateBuffer, MovedIsTheStateOfOtherPositionsWithTheSameRows) {
     std::memset(buffer.K(layer), 1 + static_cast<int>(layer), 2 * kShape.row_bytes);
     std::memset(buffer.V(layer), 8 + static_cast<int>(layer), 2 * kShape.row_bytes);
   }
-  buffer.MoveTo(7);
+  buffer.Become(7, 2);
   SeqStateBuffer expected(kShape, 7, 2);
   for (uint32_t layer = 0; layer < 3; ++layer) {
     std::memset(expected.K(layer), 1 + static_cast<int>(layer), 2 * kShape.row_bytes);
@@ -155,16 +155,34 @@ TEST(SeqStateBuffer, MovedIsTheStateOfOtherPositionsWithTheSameRows) {
   EXPECT_TRUE(std::ranges::equal(buffer.bytes(), expected.bytes()));
 }
 
+/// Fills `buffer` with the rows of `bytes`; then it should be the same.
+void CopyRows(std::span<const std::byte> bytes, SeqStateBuffer& buffer) {
+  const Result<SeqState> state = SeqState::Parse(bytes, kShape);
+  ASSERT_TRUE(state.ok());
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    std::memcpy(buffer.K(layer), state->K(layer), state->cells() * kShape.row_bytes);
+    std::memcpy(buffer.V(layer), state->V(layer), state->cells() * kShape.row_bytes);
+  }
+}
+
 TEST(SeqStateBuffer, IsByteForByteWhatTheFormatSays) {
   const std::vector<std::byte> expected = StateOf(kShape, {4, 5}, 9, 0);
-  const Result<SeqState> state = SeqState::Parse(expected, kShape);
-  ASSERT_TRUE(state.ok());
   SeqStateBuffer buffer(kShape, 4, 2);
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    std::memcpy(buffer.K(layer), state->K(layer), 2 * kShape.row_bytes);
-    std::memcpy(buffer.V(layer), state->V(layer), 2 * kShape.row_bytes);
+  CopyRows(expected, buffer);
+  EXPECT_TRUE(std::ranges::equal(expected, buffer.bytes()));
+}
+
+TEST(SeqStateBuffer, HoldsStatesOfFewerTokensInTheSameMemory) {
+  SeqStateBuffer buffer(kShape, 0, 5);
+  const std::byte* const memory = buffer.bytes().data();
+  for (const std::vector<int32_t>& positions :
+       {std::vector{3, 4}, std::vector{5, 6, 7, 8, 9}, std::vector{1}, std::vector{6, 7, 8, 9, 10}}) {
+    const std::vector<std::byte> expected = StateOf(kShape, positions, 9, 0);
+    buffer.Become(positions[0], static_cast<uint32_t>(positions.size()));
+    CopyRows(expected, buffer);
+    EXPECT_TRUE(std::ranges::equal(expected, buffer.bytes())) << positions[0];
   }
-  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), buffer.bytes().begin(), buffer.bytes().end()));
+  EXPECT_EQ(buffer.bytes().data(), memory);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 
+#include "client/engines/llamacpp/huge_pages.h"
 #include "client/engines/llamacpp/seq_state.h"
 #include "tiers/base/check.h"
 
@@ -149,6 +150,7 @@ Result<std::unique_ptr<LlamaEngine>> LlamaEngine::Make(const EngineOptions& opti
   engine->context_.reset(llama_init_from_model(engine->model_.get(), ContextParams(options)));
   if (engine->context_ == nullptr)
     return Status(Code::kInvalidArgument, "llama.cpp cannot make a context for " + options.model_path);
+  UseHugePages();
   for (uint32_t i = 0; i < options.sequences; ++i) {
     engine->memories_.push_back(std::make_unique<EngineSequence>(
         engine->context_.get(), static_cast<llama_seq_id>(i), static_cast<llama_seq_id>(options.sequences)));

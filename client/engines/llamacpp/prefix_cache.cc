@@ -130,14 +130,13 @@ Result<PrefixCache::ComingBlock> PrefixCache::StartBlock(api::Lease& lease, size
   // An inexact tail would be stored again as exact inside the block that it grows into.
   if (info->tokens != options_.tokens_per_block && info->precision != KVTIER_BITS16)
     return Status(Code::kNotFound, "the tail is not exact");
+  if (info->tokens == 0 || info->tokens > options_.tokens_per_block)
+    return Status(Code::kInternal, "lease: a block has more tokens than the model's");
   if (info->position != position) return Status(Code::kInternal, "lease: blocks are not in order");
   std::optional<SeqStateBuffer>& buffer = buffers_[index % buffers_.size()];
   const auto first = static_cast<int32_t>(position);
-  if (buffer.has_value() && buffer->tokens() == info->tokens) {
-    buffer->MoveTo(first);
-  } else {
-    buffer.emplace(identity_.shape, first, info->tokens);
-  }
+  if (!buffer.has_value()) buffer.emplace(identity_.shape, first, options_.tokens_per_block);
+  buffer->Become(first, info->tokens);
   KVTIER_ASSIGN(BlockFetch fetch, BlockFetch::Start(*client_, lease, index, *buffer, identity_.heads));
   return ComingBlock{.info = *info, .buffer = &*buffer, .fetch = std::move(fetch)};
 }

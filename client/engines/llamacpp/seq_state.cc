@@ -1,6 +1,9 @@
 #include "client/engines/llamacpp/seq_state.h"
 
+#include <sys/mman.h>
+
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -51,6 +54,18 @@ class Reader {
   std::span<const std::byte> bytes_;
   uint64_t offset_ = 0;
 };
+
+/// Whole huge pages, where the kernel has them, for what is larger than one: a block is copied in and out
+/// again at once, and half of that is looking pages up where they are small.
+std::byte* Allocate(uint64_t bytes) {
+  constexpr uint64_t kHugePageBytes = uint64_t{2} << 20, kLineBytes = 64;
+  const uint64_t alignment = bytes > kHugePageBytes ? kHugePageBytes : kLineBytes;
+  const uint64_t whole = (bytes + alignment - 1) / alignment * alignment;
+  void* const memory = std::aligned_alloc(alignment, whole);
+  KVTIER_CHECK(memory != nullptr);
+  if (alignment == kHugePageBytes) ::madvise(memory, whole, MADV_HUGEPAGE);  // advice: it may be refused
+  return static_cast<std::byte*>(memory);
+}
 
 Result<std::vector<int32_t>> TakeCells(Reader& reader) {
   KVTIER_TRY(reader.Expect(kSeqStateMagic, "the magic number"));
@@ -132,27 +147,28 @@ Result<SeqShape> ReadSeqShape(std::span<const std::byte> bytes) {
 }
 
 SeqStateBuffer::SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens)
-    : size_(SeqStateBytes(shape, tokens)),
-      bytes_(std::make_unique_for_overwrite<std::byte[]>(size_)),
-      shape_(shape),
-      tokens_(tokens),
-      k_offset_(kHeadBytes + tokens * kCellBytes + kLayersHeadBytes + kPlaneHeadBytes),
-      plane_bytes_(kPlaneHeadBytes + uint64_t{tokens} * shape.row_bytes) {
+    : shape_(shape), tokens_max_(tokens), bytes_(Allocate(SeqStateBytes(shape, tokens))) {
   KVTIER_CHECK(CheckShape(shape).ok() && tokens > 0 && tokens <= kCellsMax);
-  MoveTo(first);
-  std::byte* out = bytes_.get() + kHeadBytes + tokens * kCellBytes;
-  Append(out, uint32_t{0});
-  Append(out, shape.layers);
-  for (uint32_t plane = 0; plane < 2 * shape.layers; ++plane) {
-    Append(out, kFp16Type);
-    Append(out, uint64_t{shape.row_bytes});
-    out += uint64_t{tokens} * shape.row_bytes;
-  }
-  KVTIER_CHECK(out == bytes_.get() + size_);
+  Become(first, tokens);
 }
 
-void SeqStateBuffer::MoveTo(int32_t first) {
-  KVTIER_CHECK(first >= 0 && first <= std::numeric_limits<int32_t>::max() - static_cast<int32_t>(tokens_));
+void SeqStateBuffer::Free::operator()(std::byte* bytes) const {
+  std::free(bytes);
+}
+
+void SeqStateBuffer::Become(int32_t first, uint32_t tokens) {
+  KVTIER_CHECK(tokens > 0 && tokens <= tokens_max_);
+  KVTIER_CHECK(first >= 0 && first <= std::numeric_limits<int32_t>::max() - static_cast<int32_t>(tokens));
+  const bool same_planes = tokens == tokens_;
+  tokens_ = tokens;
+  size_ = SeqStateBytes(shape_, tokens);
+  k_offset_ = kHeadBytes + tokens * kCellBytes + kLayersHeadBytes + kPlaneHeadBytes;
+  plane_bytes_ = kPlaneHeadBytes + uint64_t{tokens} * shape_.row_bytes;
+  WriteHead(first);
+  if (!same_planes) WritePlaneHeads();
+}
+
+void SeqStateBuffer::WriteHead(int32_t first) {
   std::byte* out = bytes_.get();
   Append(out, kSeqStateMagic);
   Append(out, int32_t{0});
@@ -162,6 +178,17 @@ void SeqStateBuffer::MoveTo(int32_t first) {
     Append(out, static_cast<int32_t>(first + static_cast<int32_t>(token)));
     Append(out, uint32_t{1});
     Append(out, int32_t{0});
+  }
+}
+
+void SeqStateBuffer::WritePlaneHeads() {
+  std::byte* out = bytes_.get() + kHeadBytes + tokens_ * kCellBytes;
+  Append(out, uint32_t{0});
+  Append(out, shape_.layers);
+  for (uint32_t plane = 0; plane < 2 * shape_.layers; ++plane) {
+    Append(out, kFp16Type);
+    Append(out, uint64_t{shape_.row_bytes});
+    out += uint64_t{tokens_} * shape_.row_bytes;
   }
 }
 

@@ -66,23 +66,30 @@ Result<SeqShape> ReadSeqShape(std::span<const std::byte> bytes);
 /// keeps its addresses.
 class SeqStateBuffer {
  public:
-  /// Of positions [first, first + tokens); tokens > 0.
+  /// Of positions [first, first + tokens); tokens > 0, and no state in it has more.
   SeqStateBuffer(SeqShape shape, int32_t first, uint32_t tokens);
 
   std::span<const std::byte> bytes() const { return {bytes_.get(), size_}; }
   SeqShape shape() const { return shape_; }
   uint32_t tokens() const { return tokens_; }
-  /// Makes it a state of the positions from `first` on; the rows stay.
-  void MoveTo(int32_t first);
+  /// Makes it a state of positions [first, first + tokens) in the same memory, since fresh memory costs as
+  /// much as a copy. With the same number of tokens the rows stay, otherwise they are undefined.
+  void Become(int32_t first, uint32_t tokens);
   std::byte* K(uint32_t layer) { return bytes_.get() + k_offset_ + layer * plane_bytes_; }
   std::byte* V(uint32_t layer) { return K(shape_.layers + layer); }
 
  private:
-  uint64_t size_;
-  std::unique_ptr<std::byte[]> bytes_;
+  struct Free {
+    void operator()(std::byte* bytes) const;
+  };
+  void WriteHead(int32_t first);
+  void WritePlaneHeads();
+
   SeqShape shape_;
-  uint32_t tokens_;
-  uint64_t k_offset_, plane_bytes_;
+  uint32_t tokens_max_;
+  uint32_t tokens_ = 0;
+  uint64_t size_ = 0, k_offset_ = 0, plane_bytes_ = 0;
+  std::unique_ptr<std::byte[], Free> bytes_;
 };
 
 }  // namespace kvtier::llamacpp
