@@ -46,7 +46,9 @@ struct TransferStream::Lane {
   std::vector<Medium::PartRead> reads;
   std::array<AlignedBuffer, kColdParts> bounces;  ///< of the reads
   MoveWrites writes;
+  std::span<std::byte> lent;  ///< to the buffer of the base
 
+  AlignedBuffer& base() { return Reads(order()) ? bounces[0] : writes.base; }
   const MoveOrder& order() const { return std::get<MoveJob>(job.work).order; }
 };
 
@@ -75,6 +77,7 @@ std::optional<Job> TransferStream::Run(Job first, BlockIo& io) {
   const TimePoint now = SteadyClock{}.Now();
   closes_ = now + kColdIoTimeout / 2;
   io_ = &io;
+  io.RegisterMemory(io_memory_.all());
   Begin(std::move(first));
   io.RunStream(*this, now + kColdIoTimeout);
   jobs_.StopRingingFor(bell_);
@@ -126,6 +129,8 @@ void TransferStream::Begin(Job job) {
   lane.job = std::move(job);
   lane.completion = {.id = lane.job.id, .status = {}, .outcome = {}};
   lane.bytes = DeviceBytes(lane.order());
+  lane.lent = io_memory_.Take(Reads(lane.order()) ? lane.order().source.bytes : lane.order().target.bytes);
+  lane.base().Lend(lane.lent);
   ++busy_;
   workers_.jobs_under_way.fetch_add(1, std::memory_order_relaxed);
   bytes_ += lane.bytes;
@@ -208,6 +213,8 @@ void TransferStream::End(Lane& lane) {
     completion.outcome = {};
     closes_ = {};  // what the worker has may be broken
   }
+  lane.base().Lend({});
+  io_memory_.Give(std::exchange(lane.lent, {}));
   lane.reads.clear();
   lane.writes.parts.clear();
   for (AlignedBuffer& bounce : lane.bounces) bounce.ShrinkToUse(kRetainedBounceBytes);

@@ -9,6 +9,7 @@
 
 #include "tiers/base/bounded_queue.h"
 #include "tiers/base/doorbell.h"
+#include "tiers/base/io_memory.h"
 #include "tiers/job.h"
 
 namespace kvtier {
@@ -83,6 +84,7 @@ class TransferStream final : public IoStream {
   const std::shared_ptr<const Doorbell> bell_ = std::make_shared<const Doorbell>();  ///< for the next job
   const std::unique_ptr<BlockIo> memory_io_;  ///< for media that copy and need none
   const BlockIo* io_ = nullptr;               ///< that runs it
+  IoMemory io_memory_;                        ///< for what fits in it on its way
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::deque<IoRequest*> ready_;   ///< to be submitted
   size_t busy_ = 0;                ///< lanes

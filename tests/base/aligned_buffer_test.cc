@@ -61,5 +61,21 @@ TEST(AlignedBuffer, SaysSoWhenTheSystemHasNoMemory) {
   EXPECT_TRUE(buffer.Reserve(4096).ok());
 }
 
+TEST(AlignedBuffer, ReservesWhatFitsInWhatItWasLent) {
+  AlignedBuffer lender, buffer;
+  const std::span<std::byte> lent = lender.Reserve(2 * 4096).value();
+  buffer.Lend(lent);
+  EXPECT_EQ(buffer.Reserve(4097).value().data(), lent.data());
+  EXPECT_EQ(buffer.span().size(), 0u) << "of its own";
+  const std::span<std::byte> own = buffer.Reserve(lent.size() + 1).value();
+  EXPECT_NE(own.data(), lent.data());
+  AlignedBuffer moved = std::move(buffer);
+  EXPECT_EQ(moved.Reserve(1).value().data(), lent.data());
+  EXPECT_NE(buffer.Reserve(1).value().data(), lent.data())
+      << "moved from";  // NOLINT(bugprone-use-after-move)
+  moved.Lend({});
+  EXPECT_NE(moved.Reserve(1).value().data(), lent.data());
+}
+
 }  // namespace
 }  // namespace kvtier

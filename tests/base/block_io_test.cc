@@ -154,6 +154,26 @@ TEST_P(BlockIoConformance, S49_EveryRequestGetsItsStatusAndTheNextBatchWorks) {
   EXPECT_TRUE(io_->RunBatch({&good, 1}, FarAway()).ok());
 }
 
+TEST_P(BlockIoConformance, RegisteredMemoryAndWhatLiesAcrossItsEndsMoveTheSameBytes) {
+  constexpr uint64_t kPages = 8;
+  AlignedBuffer buffer;
+  const std::span<std::byte> all = buffer.Reserve(kPages * kPage).value();
+  io_->RegisterMemory(all.subspan(2 * kPage, 4 * kPage));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::byte>(i / kPage + 1);
+  const uint64_t starts[] = {0, kPage, 2 * kPage, 3 * kPage, 5 * kPage, 6 * kPage};
+  for (const uint64_t start : starts) {
+    SCOPED_TRACE(start);
+    const std::span<std::byte> memory = all.subspan(start, 2 * kPage);
+    const std::vector<std::byte> before(memory.begin(), memory.end());
+    IoRequest write = Make(IoRequest::Op::kWrite, file_.get(), start, memory);
+    ASSERT_TRUE(io_->RunBatch({&write, 1}, FarAway()).ok());
+    std::ranges::fill(memory, std::byte{0});
+    IoRequest read = Make(IoRequest::Op::kRead, file_.get(), start, memory);
+    ASSERT_TRUE(io_->RunBatch({&read, 1}, FarAway()).ok());
+    EXPECT_TRUE(std::ranges::equal(memory, before));
+  }
+}
+
 TEST_P(BlockIoConformance, AFullFileSystemIsResourceExhausted) {
   const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
   ASSERT_TRUE(full.valid());

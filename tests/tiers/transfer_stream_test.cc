@@ -77,9 +77,11 @@ class FileMedium final : public Medium, public DeviceMedium {
   std::map<uint32_t, uint64_t> image_bytes;  ///< by slot
   std::vector<std::string> events;           ///< "r3": a read of slot 3 begins, "R3": ends; "w3" and "W3"
   size_t most_under_way = 0;
+  std::vector<const std::byte*> memories;  ///< of the requests
 
  private:
   IoRequest Request(IoRequest::Op op, const Place& place, std::span<std::byte> memory) {
+    memories.push_back(memory.data());
     return {.op = op,
             .fd = bad.contains(place.slot) ? -1 : file_.get(),
             .offset = place.slot * kSlotBytes,
@@ -160,6 +162,23 @@ TEST_F(TransferStreamTest, ReadsAndWritesAreUnderWayTogether) {
   EXPECT_EQ(medium_.most_under_way, 9u);
   ExpectWhole(arenas_, {0, 1, 2, 3});
   ExpectWhole(medium_, {4, 5, 6, 7});
+}
+
+TEST_F(TransferStreamTest, WhatFitsMovesThroughTheMemoryThatIsRegistered) {
+  Begin(/*on_device=*/4);
+  medium_.memories.clear();
+  RunBehindOne(8, [&] {
+    for (uint32_t n = 0; n < 4; ++n) Push(ReadJob(n));
+    for (uint32_t n = 4; n < 8; ++n) Push(WriteJob(n));
+  });
+  std::ranges::sort(medium_.memories);
+  ASSERT_EQ(medium_.memories.size(), 9u);
+  EXPECT_EQ(std::ranges::adjacent_find(medium_.memories), medium_.memories.end()) << "all are under way";
+  for (const std::byte* at : medium_.memories) {
+    const auto from_first = static_cast<uint64_t>(at - medium_.memories.front());
+    EXPECT_LT(from_first, IoMemory::kBytes);
+    EXPECT_EQ(from_first % IoMemory::kChunkBytes, 0u);
+  }
 }
 
 TEST_F(TransferStreamTest, AWorkerTakesNoMoreThanItsBound) {

@@ -17,13 +17,15 @@ uint64_t WholePages(uint64_t bytes) {
 }  // namespace
 
 AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
+    : lent_(std::exchange(other.lent_, {})),
+      data_(std::exchange(other.data_, nullptr)),
       capacity_(std::exchange(other.capacity_, 0)),
       used_(std::exchange(other.used_, 0)) {}
 
 AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
   if (this != &other) {
     ShrinkTo(0);
+    lent_ = std::exchange(other.lent_, {});
     data_ = std::exchange(other.data_, nullptr);
     capacity_ = std::exchange(other.capacity_, 0);
     used_ = std::exchange(other.used_, 0);
@@ -36,7 +38,8 @@ AlignedBuffer::~AlignedBuffer() {
 }
 
 Result<std::span<std::byte>> AlignedBuffer::Reserve(uint64_t bytes) {
-  used_ = bytes;
+  used_ = bytes <= lent_.size() ? 0 : bytes;
+  if (bytes <= lent_.size()) return lent_.first(bytes);
   if (bytes > capacity_) {
     ShrinkTo(0);
     const uint64_t whole = WholePages(bytes);

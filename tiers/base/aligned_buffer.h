@@ -19,6 +19,9 @@ class AlignedBuffer {
   AlignedBuffer& operator=(const AlignedBuffer&) = delete;
   ~AlignedBuffer();
 
+  /// From now on what fits in `lent`, page-aligned and somebody else's, is reserved there. Contents are
+  /// undefined afterwards. Empty: no longer.
+  void Lend(std::span<std::byte> lent) { lent_ = lent; }
   /// At least `bytes` of it; contents are undefined after growth. Errors: kResourceExhausted.
   Result<std::span<std::byte>> Reserve(uint64_t bytes);
   /// Gives memory above `bytes` back to the system.
@@ -29,9 +32,10 @@ class AlignedBuffer {
   std::span<std::byte> span() const { return {data_, capacity_}; }
 
  private:
+  std::span<std::byte> lent_;
   std::byte* data_ = nullptr;
   uint64_t capacity_ = 0;
-  uint64_t used_ = 0;  ///< by the last Reserve
+  uint64_t used_ = 0;  ///< of its own, by the last Reserve
 };
 
 }  // namespace kvtier

@@ -52,6 +52,9 @@ class BlockIo {
   /// Keeps up to kMaxIoInFlight requests of the stream under way, until none is and it gives none. From
   /// `deadline` on requests report kDeadlineExceeded, as above. Unless the kind can do better: one by one.
   virtual void RunStream(IoStream& stream, TimePoint deadline);
+  /// Requests whose memory lies in `memory`, which stays mapped while this is used, cost less from now on,
+  /// where the kind and the system can do that. The first call counts.
+  virtual void RegisterMemory(std::span<std::byte> memory) { static_cast<void>(memory); }
   virtual const char* name() const = 0;  ///< "io_uring" or "sync"
   /// Otherwise every request fails: make another.
   virtual bool usable() const { return true; }

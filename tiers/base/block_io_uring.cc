@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -105,6 +106,7 @@ class UringBlockIo final : public BlockIo {
   Status Open() { return ring_.Open(); }
   Status RunBatch(std::span<IoRequest> requests, TimePoint deadline) override;
   void RunStream(IoStream& stream, TimePoint deadline) override;
+  void RegisterMemory(std::span<std::byte> memory) override;
   const char* name() const override { return "io_uring"; }
   bool usable() const override { return !broken_; }
 
@@ -119,6 +121,7 @@ class UringBlockIo final : public BlockIo {
   bool TakeNext();
   void SubmitPartOf(uint32_t whole);
   void Submit(uint32_t part);
+  bool IsRegistered(std::span<const std::byte> memory) const;
   void SubmitCancel();
   int Enter(TimePoint deadline);
   void Reap();
@@ -131,6 +134,7 @@ class UringBlockIo final : public BlockIo {
   const std::unique_ptr<BlockIo> sync_ = MakeSyncBlockIo();
   Ring ring_;
   bool broken_ = false;
+  std::optional<std::span<std::byte>> registered_;  ///< as buffer 0; empty where that was refused
   std::array<Whole, kMaxIoInFlight> wholes_;
   std::array<Part, kMaxIoInFlight> parts_;
   std::vector<uint32_t> free_wholes_, free_parts_;
@@ -348,14 +352,23 @@ void UringBlockIo::Submit(uint32_t index) {
   const uint64_t done = progress.done_bytes;
   std::byte* memory = io.memory.data() + done;
   const auto bytes = static_cast<unsigned>(io.memory.size() - done);
+  const bool fixed = IsRegistered({memory, bytes});
   io_uring_sqe* entry = NextEntry();
   unsubmitted_bytes_ += bytes;
   switch (io.op) {
     case IoRequest::Op::kRead:
-      io_uring_prep_read(entry, io.fd, memory, bytes, io.offset + done);
+      if (fixed) {
+        io_uring_prep_read_fixed(entry, io.fd, memory, bytes, io.offset + done, 0);
+      } else {
+        io_uring_prep_read(entry, io.fd, memory, bytes, io.offset + done);
+      }
       break;
     case IoRequest::Op::kWrite:
-      io_uring_prep_write(entry, io.fd, memory, bytes, io.offset + done);
+      if (fixed) {
+        io_uring_prep_write_fixed(entry, io.fd, memory, bytes, io.offset + done, 0);
+      } else {
+        io_uring_prep_write(entry, io.fd, memory, bytes, io.offset + done);
+      }
       break;
     case IoRequest::Op::kDataSync:
       io_uring_prep_fsync(entry, io.fd, IORING_FSYNC_DATASYNC);
@@ -363,6 +376,21 @@ void UringBlockIo::Submit(uint32_t index) {
   }
   io_uring_sqe_set_data64(entry, index);
   ++in_flight_;
+}
+
+void UringBlockIo::RegisterMemory(std::span<std::byte> memory) {
+  if (registered_.has_value() || memory.empty()) return;
+  const iovec range{.iov_base = memory.data(), .iov_len = memory.size()};
+  // Refused where the process may not lock so much.
+  const bool done = io_uring_register_buffers(ring_.get(), &range, 1) == 0;
+  registered_ = done ? memory : std::span<std::byte>();
+}
+
+bool UringBlockIo::IsRegistered(std::span<const std::byte> memory) const {
+  if (!registered_.has_value() || memory.empty()) return false;
+  const std::less_equal<const std::byte*> at_or_before;
+  return at_or_before(registered_->data(), memory.data()) &&
+         at_or_before(memory.data() + memory.size(), registered_->data() + registered_->size());
 }
 
 void UringBlockIo::SubmitCancel() {
