@@ -70,7 +70,7 @@ TEST_P(AnyColdStoreTest, AppendPositionsAreBackAfterACleanStop) {
   Reopen();
   ASSERT_EQ(recovery_.segments.size(), 1u);
   EXPECT_EQ(recovery_.segments[0].number, 0u);
-  EXPECT_EQ(recovery_.segments[0].sequence, 1u);
+  EXPECT_EQ(recovery_.segments[0].sequence, last.place.epoch);
   EXPECT_EQ(recovery_.segments[0].used_bytes, last.place.offset + last.place.bytes);
 }
 
