@@ -7,6 +7,7 @@
 #include "kernels/numerics.h"
 #include "tiers/cold_tail.h"
 #include "tiers/image.h"
+#include "tiers/image_seal.h"
 #include "tiers/layer_crew.h"
 #include "tiers/place.h"
 
@@ -147,11 +148,14 @@ BlockShape ShapeOfLoaded(const Draft& draft, const LoadedLayer& loaded) {
   return shape;
 }
 
+void StoreError(const LayerError& error, LayerEntry& entry) {
+  entry.error = {Fp16Out(error.k_int4), Fp16Out(error.k_int2), Fp16Out(error.v_int4), Fp16Out(error.v_int2)};
+}
+
 void StoreEncodedLayer(Draft& draft, size_t layer, const LoadedLayer& loaded) {
   const LayerError error =
       draft.codec.encode(ShapeOfLoaded(draft, loaded), loaded.source, draft.Parts(layer));
-  draft.table[layer].error = {Fp16Out(error.k_int4), Fp16Out(error.k_int2), Fp16Out(error.v_int4),
-                              Fp16Out(error.v_int2)};
+  StoreError(error, draft.table[layer]);
   draft.Checksum(layer);
 }
 
@@ -331,6 +335,19 @@ BuiltImage EncodeImage(const Codec& codec, const BlockIdentity& identity, std::s
     std::memcpy(own.data(), raw.data() + layer * layer_bytes, layer_bytes);
     return LoadedLayer{{.raw = own, .scales = ScalesOf(scales, layer)}, draft.shape.dtype};
   });
+}
+
+BuiltImage SealImage(const Codec& codec, const BlockIdentity& identity, std::span<const EncodedLayer> layers,
+                     std::span<std::byte> out) {
+  Draft draft(codec, identity, out, nullptr);
+  KVTIER_CHECK(layers.size() == draft.table.size());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    draft.table[layer].planes = layers[layer].planes;
+    StoreError(layers[layer].error, draft.table[layer]);
+  }
+  if (Status fits = draft.LayOut(); !fits.ok()) return Failed(std::move(fits), draft);
+  for (size_t layer = 0; layer < layers.size(); ++layer) draft.Checksum(layer);
+  return Finished(draft);
 }
 
 bool CanRequantize(CodecId from, const Codec& to, const BlockShape& shape) {

@@ -75,16 +75,37 @@ TEST_F(TransfersTest, SmallPartsShareASlotAndAnEvent) {
 }
 
 TEST_F(TransfersTest, TheHostWorksWhileTheDeviceCopies) {
-  const auto device = CudaDevice::Make(0, clock).value();
-  const auto transfers = GpuTransfers::Make(*device, kSlotBytes).value();
-  const uint64_t bytes = kGpuStagingSlots * kSlotBytes;
-  const auto memory = device->Allocate(bytes).value();
-  const std::vector<std::byte> content = RandomBytes(bytes, 1);
-  fake_cuda::Fail({.function = "cudaEventQuery", .error = cudaErrorInvalidValue});
-  const std::array upload = {GpuUpload{.source = content, .target = memory.data()}};
-  EXPECT_FALSE(transfers->Upload(upload).ok());
-  // Every slot was under way before the first wait, which failed.
-  EXPECT_EQ(fake_cuda::Calls("cudaMemcpyAsync"), kGpuStagingSlots);
+  {
+    const auto device = CudaDevice::Make(0, clock).value();
+    const auto transfers = GpuTransfers::Make(*device, kSlotBytes).value();
+    const uint64_t bytes = kGpuStagingSlots * kSlotBytes;
+    const auto memory = device->Allocate(bytes).value();
+    const std::vector<std::byte> content = RandomBytes(bytes, 1);
+    fake_cuda::Fail({.function = "cudaEventQuery", .error = cudaErrorInvalidValue});
+    const std::array upload = {GpuUpload{.source = content, .target = memory.data()}};
+    EXPECT_FALSE(transfers->Upload(upload).ok());
+    // Every slot was under way before the first wait, which failed.
+    EXPECT_EQ(fake_cuda::Calls("cudaMemcpyAsync"), kGpuStagingSlots);
+  }
+  fake_cuda::Reset({});  // with what the device, lost, has kept
+}
+
+TEST_F(TransfersTest, AWaitThatFailsLosesTheDeviceAndDeliversNothingLater) {
+  {
+    const auto device = CudaDevice::Make(0, clock).value();
+    const auto memory = device->Allocate(kSlotBytes).value();
+    const auto transfers = GpuTransfers::Make(*device, kSlotBytes).value();
+    std::vector<std::byte> target(kSlotBytes, std::byte{7});
+    fake_cuda::Fail({.function = "cudaEventQuery", .error = cudaErrorInvalidValue});
+    const std::array download = {GpuDownload{.source = memory.data(), .target = target}};
+    EXPECT_FALSE(transfers->Download(download).ok());
+    EXPECT_FALSE(device->Usable().ok());
+    fake_cuda::RunAll();
+    EXPECT_FALSE(transfers->Download({}).ok());
+    EXPECT_EQ(target, std::vector<std::byte>(kSlotBytes, std::byte{7}));
+  }
+  EXPECT_EQ(fake_cuda::Violations(), std::vector<std::string>());
+  fake_cuda::Reset({});
 }
 
 /// Whichever call fails: the status says so, nothing that is under way is touched or given back, and the

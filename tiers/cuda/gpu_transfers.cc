@@ -91,11 +91,14 @@ Status GpuTransfers::Seal() {
 }
 
 Status GpuTransfers::Finish(Slot& slot) {
-  KVTIER_TRY(device_.WaitFor(slot.done.get()));
+  const Status waited = device_.WaitFor(slot.done.get());
   for (const Delivery& delivery : slot.deliveries) {
+    if (!waited.ok()) break;
     std::memcpy(delivery.target.data(), slot.memory.data() + delivery.offset, delivery.target.size());
   }
-  slot.deliveries.clear();
+  slot.deliveries.clear();  // never later: their targets are the caller's
+  // The copies may be under way, and the caller is about to give their memory away.
+  if (!waited.ok()) return device_.Lose(waited);
   slot.used_bytes = 0;
   slot.is_under_way = false;
   return Status::Ok();
