@@ -13,12 +13,21 @@
 
 namespace kvtier {
 
+/// Lanes of a GPU's team that runs a body of a batch. Any team will do.
+inline constexpr uint32_t kBatchLanes = 128;
+
 /// How the bytes of one layer are laid out (codecs/FORMAT.md).
 enum class LayerCoding : uint8_t {
   kRaw,     ///< as the engine stored it: raw16, raw8, and layers that could not be encoded
   kKv8,     ///< kv8
   kPlanes,  ///< kv4p, kv42, kv2p: which parts there are says which
 };
+
+/// Sets of codings, so that a launch can be left out for what a batch does not have.
+constexpr uint32_t CodingBit(LayerCoding coding) {
+  return uint32_t{1} << static_cast<uint32_t>(coding);
+}
+inline constexpr uint32_t kAllCodings = 7;
 
 /// One layer of one block in its encoded form: the parts of an image, wherever each of them lies. Byte is
 /// uint8_t, const or not. Each part begins at a multiple of 16 bytes and has the bytes that PartBytes says,
@@ -40,7 +49,8 @@ struct EncodedHead {
   RowErrors k, v;
   /// 0: an element is NaN, infinite or beyond fp16. The layer cannot be encoded faithfully: what was written
   /// into its parts means nothing, and it is to be stored raw (a launch with LayerCoding::kRaw).
-  uint64_t fits = 0;
+  uint32_t fits = 0;
+  uint32_t inexact = 0;  ///< between the kernels of a launch: sums that are to be made again
 };
 
 /// Sums over the heads of a layer, in order.
@@ -69,8 +79,9 @@ struct EncodeItem {
 struct EncodeBatchArgs {
   const EncodeItem* items = nullptr;  ///< [count]
   uint32_t count = 0;
-  uint32_t heads_max = 0;        ///< kv_heads of an item, at most
-  EncodedHead* heads = nullptr;  ///< [count][heads_max], those of an item's kv_heads are written
+  uint32_t heads_max = 0;          ///< kv_heads of an item, at most
+  EncodedHead* heads = nullptr;    ///< [count][heads_max], those of an item's kv_heads are written
+  uint32_t codings = kAllCodings;  ///< of the targets: at least those that there are
 };
 
 struct RequantizeItem {
@@ -83,7 +94,8 @@ struct RequantizeBatchArgs {
   const RequantizeItem* items = nullptr;  ///< [count]
   uint32_t count = 0;
   uint32_t heads_max = 0;
-  EncodedHead* heads = nullptr;  ///< [count][heads_max]
+  EncodedHead* heads = nullptr;    ///< [count][heads_max]
+  uint32_t codings = kAllCodings;  ///< of the targets, as above
 };
 
 /// One step down the plane family, both sides kPlanes of one shape. The parts that the target has are copied,
@@ -107,6 +119,7 @@ struct DecodeBatchArgs {
   const DecodeItem* items = nullptr;  ///< [count]
   uint32_t count = 0;
   uint32_t heads_max = 0;
+  uint32_t codings = kAllCodings;  ///< of the sources: at least those that there are
 };
 
 /// Layers [first_item, first_item + items) of the batch, all of one coding, that one query attends to and one
@@ -126,7 +139,7 @@ struct AttendBatchArgs {
   uint32_t kv_heads = 0;
   uint32_t k_dim = 0;
   uint32_t v_dim = 0;
-  uint32_t query_heads = 0;  ///< a multiple of kv_heads, at most kQueryHeadsPerKvHeadMax times as many
+  uint32_t query_heads = 0;  ///< a multiple of kv_heads
   float scale = 1;           ///< of the dot products
   const float* q = nullptr;  ///< [queries][query_heads][k_dim]
   /// Per split, as AttentionPartial; o is rotated where the split is kPlanes.
@@ -134,8 +147,8 @@ struct AttendBatchArgs {
   float* m = nullptr;    ///< [split_count][query_heads]
   float* l = nullptr;    ///< [split_count][query_heads]
   float* lse = nullptr;  ///< [items][query_heads]: log-sum-exp of every layer by itself. Null: not wanted
+  uint32_t codings = kAllCodings;  ///< of the splits: at least those that there are
 };
-inline constexpr uint32_t kQueryHeadsPerKvHeadMax = 16;
 
 /// The splits of each query into one result, in plain form, and the attention mass of every layer.
 struct CombineBatchArgs {

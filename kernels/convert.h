@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/fp8.h"
+#include "kernels/host_device.h"
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
 #include "kernels/source_rows.h"
@@ -25,7 +26,7 @@ struct RowConversion {
 namespace internal {
 
 /// fp32 to the destination's type. fp16 and FP8 end at their limits; NaN stays NaN.
-inline void StoreAs(DType to, float value, float scale, std::byte* at) {
+KVTIER_HD inline void StoreAs(DType to, float value, float scale, std::byte* at) {
   switch (to) {
     case DType::kFp16:
       return Store16(at, value == value ? Fp16Out(value) : Fp16FromFp32(value));
@@ -74,8 +75,8 @@ inline bool FitsFp16(DType dtype, float scale, uint32_t magnitude) {
 /// source[n] to target[n] through fp32. In rotated form the n elements are one row of V, and a NaN in a group
 /// that is rotated becomes the positive quiet one.
 /// Total: cannot fail. Any thread. ConvertSimd gives the same bytes with vectors.
-inline void ConvertRow(const RowConversion& conversion, const std::byte* source, size_t n,
-                       std::byte* target) {
+KVTIER_HD inline void ConvertRow(const RowConversion& conversion, const std::byte* source, size_t n,
+                                 std::byte* target) {
   const uint32_t from_bytes = DTypeBytes(conversion.from), to_bytes = DTypeBytes(conversion.to);
   for (size_t first = 0; first < n; first += kTileCodes) {
     const auto count = static_cast<uint32_t>(n - first < kTileCodes ? n - first : kTileCodes);

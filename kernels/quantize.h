@@ -4,6 +4,7 @@
 
 #include "kernels/boost.h"
 #include "kernels/host_device.h"
+#include "kernels/k_range.h"
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
 #include "kernels/plane_sections.h"
@@ -61,18 +62,15 @@ KVTIER_HD void KRangesOf(const QuantizeArgs& args, uint32_t head, uint32_t c, Qu
     }
   }
   for (uint32_t i = 0; i < T::kLaneWidth; ++i) {
-    // A zero is stored as +0, whichever zero the comparisons met.
-    uint16_t minimum_bits = Fp16FromFp32(low[i]);
-    minimum_bits = minimum_bits == 0x8000 ? 0 : minimum_bits;
-    const uint16_t scale_bits = high[i] > low[i] ? Fp16FromFp32((high[i] - low[i]) / 15.0f) : 0;
-    const float scale = Fp32FromFp16(scale_bits);
-    scratch.boost.scale[c + i] = scale_bits;
+    const KRange range = KRangeOf(low[i], high[i], 15.0f);
+    const float scale = Fp32FromFp16(range.scale_bits);
+    scratch.boost.scale[c + i] = range.scale_bits;
     scratch.scale[c + i] = scale;
-    scratch.minimum[c + i] = Fp32FromFp16(minimum_bits);
-    scratch.inverse[c + i] = scale_bits != 0 ? 1.0f / scale : 0.0f;
+    scratch.minimum[c + i] = Fp32FromFp16(range.minimum_bits);
+    scratch.inverse[c + i] = range.scale_bits != 0 ? 1.0f / scale : 0.0f;
     const uint64_t at = uint64_t{head} * shape.k_dim + c + i;
-    Store16(args.out.k_scale + 2 * at, scale_bits);
-    Store16(args.out.k_min + 2 * at, minimum_bits);
+    Store16(args.out.k_scale + 2 * at, range.scale_bits);
+    Store16(args.out.k_min + 2 * at, range.minimum_bits);
   }
 }
 
@@ -200,7 +198,7 @@ KVTIER_HD inline void SubtractVGroup(const float* x, const uint8_t* codes, uint3
 /// Errors of the decoded values.
 KVTIER_HD_RARE inline void AddVGroupErrors(const float* x, const uint8_t* codes, uint32_t n,
                                            uint8_t scale_byte, RowErrorSum& errors) {
-  uint8_t codes_int2[kTileCodes];
+  uint8_t codes_int2[kTileCodes] = {};
   for (uint32_t i = 0; i < n; ++i) codes_int2[i] = codes[i] & 0x0c;
   float off_int4[kTileCodes], off_int2[kTileCodes];
   SubtractVGroup(x, codes, n, kVOffsetInt4, scale_byte, off_int4);

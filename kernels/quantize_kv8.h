@@ -4,6 +4,7 @@
 
 #include "kernels/fp8.h"
 #include "kernels/host_device.h"
+#include "kernels/k_range.h"
 #include "kernels/kv8_sections.h"
 #include "kernels/layout.h"
 #include "kernels/numerics.h"
@@ -53,6 +54,10 @@ class Kv8RowErrorSum {
   double square_[kLanes] = {}, error_[kLanes] = {};
 };
 
+KVTIER_HD inline KRange Kv8KRangeOf(float least, float greatest) {
+  return KRangeOf(least, greatest, kKv8KSteps);
+}
+
 /// Scale and minimum of T::kLaneWidth neighbouring K channels from `c` on, as of the plane family but for the
 /// number of steps.
 template <Team T>
@@ -69,16 +74,14 @@ KVTIER_HD void Kv8KRangesOf(const QuantizeKv8Args& args, uint32_t head, uint32_t
     }
   }
   for (uint32_t i = 0; i < T::kLaneWidth; ++i) {
-    uint16_t minimum_bits = Fp16FromFp32(low[i]);
-    minimum_bits = minimum_bits == 0x8000 ? 0 : minimum_bits;  // a zero is stored as +0
-    const uint16_t scale_bits = high[i] > low[i] ? Fp16FromFp32((high[i] - low[i]) / kKv8KSteps) : 0;
-    const float scale = Fp32FromFp16(scale_bits);
+    const KRange range = Kv8KRangeOf(low[i], high[i]);
+    const float scale = Fp32FromFp16(range.scale_bits);
     scratch.scale[c + i] = scale;
-    scratch.minimum[c + i] = Fp32FromFp16(minimum_bits);
-    scratch.inverse[c + i] = scale_bits != 0 ? 1.0f / scale : 0.0f;
+    scratch.minimum[c + i] = Fp32FromFp16(range.minimum_bits);
+    scratch.inverse[c + i] = range.scale_bits != 0 ? 1.0f / scale : 0.0f;
     const uint64_t at = uint64_t{head} * shape.k_dim + c + i;
-    Store16(args.out.k_scale + 2 * at, scale_bits);
-    Store16(args.out.k_min + 2 * at, minimum_bits);
+    Store16(args.out.k_scale + 2 * at, range.scale_bits);
+    Store16(args.out.k_min + 2 * at, range.minimum_bits);
   }
 }
 

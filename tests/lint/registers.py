@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles every kernel body for the GPUs that kvtier knows and prints what each takes of them. Fails when a kernel
-spills registers, when one is missing for an architecture, or when a header with a body is not compiled.
+"""Compiles kernels for the GPUs that kvtier knows and prints what each takes of them. Fails when a kernel spills
+registers, when one is missing for an architecture, or when a header with a body is compiled in no source.
 
 usage: registers.py NVCC SOURCE OBJECT   (from the root of the repository; OBJECT.d gets the dependencies)
 """
@@ -12,7 +12,7 @@ import sys
 
 ARCHITECTURES = (80, 90, 100)
 # No contraction: the bytes are those of the host. The newest also as PTX, for what comes after it.
-FLAGS = ["-std=c++20", "-O2", "-fmad=false", "--expt-relaxed-constexpr", "--threads=2", "-Werror=all-warnings",
+FLAGS = ["-std=c++20", "-O2", "-Xcompiler=-fPIC,-fvisibility=hidden", "-fmad=false", "--expt-relaxed-constexpr", "--threads=2", "-Werror=all-warnings",
          "-Xcompiler=-Wall,-Wextra", "-Xptxas=-v",
          *(f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES),
          "-gencode=arch=compute_{0},code=compute_{0}".format(ARCHITECTURES[-1])]
@@ -21,7 +21,7 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 FUNCTION = re.compile(r"Function properties for (\w+)")
-BODY = re.compile(r"template <Team T>\nKVTIER_HD void \w+\(const T& team, const \w+Args& args\)")
+BODY = re.compile(r"template <[^>]*Team T>\nKVTIER_HD void \w+\(const T& team, const \w+Args& args\)")
 
 Usage = collections.namedtuple("Usage", "kernel architecture registers stack_bytes spill_bytes")
 
@@ -70,7 +70,7 @@ def problems(found):
 
 
 def left_out(source_text, headers):
-    """Of `headers` (path: text), those with a kernel body that the source does not include."""
+    """Of `headers` (path: text), those with a kernel body that no source includes."""
     for path, text in sorted(headers.items()):
         if BODY.search(text) and f'#include "{path}"' not in source_text:
             yield f"{path} has a kernel body that is not compiled for GPUs"
@@ -87,7 +87,8 @@ def main():
     found = sorted(usages(run.stdout))
     print("\n".join(table(found)))
     headers = {str(path): path.read_text() for path in pathlib.Path("kernels").glob("*.h")}
-    wrong = [*problems(found), *left_out(pathlib.Path(source).read_text(), headers)]
+    sources = "".join(path.read_text() for path in pathlib.Path("kernels/cuda").glob("*.cu"))
+    wrong = [*problems(found), *left_out(sources, headers)]
     for problem in wrong:
         print(problem)
     if wrong:

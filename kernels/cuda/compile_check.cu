@@ -1,10 +1,10 @@
-// Every kernel body, as nvcc sees it. Nothing launches these yet: what is checked is that one source serves
-// both compilers.
+// The bodies for single layers, as nvcc sees them. Nothing launches these: what is checked is that one source
+// serves both compilers.
 #include "kernels/attend.h"
 #include "kernels/attend_kv8.h"
 #include "kernels/attend_rows.h"
 #include "kernels/boost.h"
-#include "kernels/cuda_team.cuh"
+#include "kernels/cuda/team.cuh"
 #include "kernels/dequantize.h"
 #include "kernels/dequantize_kv8.h"
 #include "kernels/quantize.h"
