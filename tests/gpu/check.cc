@@ -6,7 +6,7 @@
 
 #include "tests/gpu/bench.h"
 #include "tests/gpu/conformance.h"
-#include "tests/gpu/cuda_machine.h"
+#include "tests/gpu/cuda_machine.cuh"
 
 namespace kvtier {
 namespace {
