@@ -1,8 +1,8 @@
 // The daemon dies, hangs and comes back under clients that carry on.
 #include <unistd.h>
 
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -21,7 +21,8 @@ size_t FilesIn(const std::string& folder) {
       std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
 }
 
-/// Memory files with names, but for those of tests that run at the same time: folders, and files kvtier-test-N.
+/// Memory files with names, but for those of tests that run at the same time: folders, and files
+/// kvtier-test-N.
 int64_t NamedMemoryFiles() {
   const auto counts = [](const std::filesystem::directory_entry& entry) {
     std::error_code gone;
