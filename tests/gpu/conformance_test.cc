@@ -30,10 +30,11 @@ TEST(GpuConformanceTest, OneLaneConforms) {
 }
 
 TEST(GpuConformanceTest, LanesOfWarpsConformInEveryOrder) {
-#if !defined(__SANITIZE_THREAD__)  // it takes fibers for one growing stack
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer takes the fibers of a thread for one growing stack";
+#endif
   ExpectConforms(FiberLauncher{{.lanes = 128, .order = LaneOrder::kForward, .seed = kLaneSeed}});
   ExpectConforms(FiberLauncher{{.lanes = 32, .order = LaneOrder::kReverse, .seed = kLaneSeed}});
-#endif
   ExpectConforms(FiberLauncher{{.lanes = 64, .order = LaneOrder::kRandom, .seed = kLaneSeed}});
 }
 
