@@ -12,9 +12,11 @@ using StreamHandle = void*;
 /// What CUDA said of a launch: a cudaError_t, 0 is success. That a kernel failed shows later, at the stream.
 using LaunchError = int;
 
-// One kernel launch each, asynchronous on `stream` of the current device; a batch without items launches
-// nothing. The arguments go by value; the arrays that they point at must stay until the kernel has run. Sizes
-// are preconditions (codecs/codec.h says which shapes a codec supports). Any thread. No memory is allocated.
+// Asynchronous on `stream` of the current device: for the whole batch one kernel, where items may have
+// several codings one for each of `codings` (encoding to planes takes two: the second measures errors again).
+// A batch without items launches nothing. The arguments go by value; the arrays that they point at must stay
+// until the kernels have run. Sizes are preconditions (codecs/codec.h says which shapes a codec supports).
+// Any thread. No memory is allocated.
 
 /// Paged, strided K and V of an engine into encoded layers: gathered and encoded in one pass.
 [[nodiscard]] LaunchError LaunchEncode(const EncodeBatchArgs& batch, StreamHandle stream);
