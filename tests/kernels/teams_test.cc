@@ -1,7 +1,12 @@
 // Every kernel body on lanes that share work, against the one lane of SerialTeam.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <random>
+#include <thread>
 
 #include "kernels/boost.h"
 #include "kernels/dequantize.h"
@@ -96,6 +101,24 @@ TEST(TeamsTest, ShufflesExchangeValuesInsideAWarp) {
     EXPECT_EQ(WarpSumsOn(FiberLauncher{options}, options.lanes), expected(options.lanes))
         << Describe(options);
   EXPECT_EQ(WarpSumsOn(ThreadLauncher{64}, 64), expected(64));
+}
+
+/// AddressSanitizer knows nothing of fibers: what they mark on their stacks must not outlive them.
+TEST(TeamsTest, MemoryThatWasTheStackOfALaneIsLikeAnyOther) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  uintptr_t stack = 0;
+  std::thread([&stack, page] {  // which keeps its stacks until it ends
+    FiberLauncher{{.lanes = 32}}(LaunchShape{.blocks = 1}, [&stack, page](const FiberTeam& team) {
+      stack = reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) / page * page;
+      team.sync();
+    });
+  })
+      .join();
+  void* mapped = mmap(reinterpret_cast<void*>(stack), page, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED) << strerror(errno);
+  memset(mapped, 1, page);
+  munmap(mapped, page);
 }
 
 TEST(TeamsTest, EncodingIsTheSameOnFibersInEveryOrder) {

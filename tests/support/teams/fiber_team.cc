@@ -20,19 +20,40 @@ namespace {
 constexpr size_t kStackBytes = 64 << 10;
 constexpr uint32_t kWarp = FiberTeam::warp_size();
 
-/// With a page behind that nobody may touch. Lanes that are unwound leave their frames marked for
-/// AddressSanitizer, and the next stack may lie in the same place.
+/// With a page behind that nobody may touch. A stack is kept for the thread's next lane: to map one takes
+/// longer than most lanes run.
 class LaneStack : public boost::context::protected_fixedsize_stack {
   using Base = boost::context::protected_fixedsize_stack;
+  using Stack = boost::context::stack_context;
 
  public:
   LaneStack() : Base(kStackBytes) {}
-  boost::context::stack_context allocate() {
-    const boost::context::stack_context stack = Base::allocate();
-    ASAN_UNPOISON_MEMORY_REGION(static_cast<std::byte*>(stack.sp) - kStackBytes, kStackBytes);
+  Stack allocate() {
+    if (kept_.stacks.empty()) return Base::allocate();
+    const Stack stack = kept_.stacks.back();
+    kept_.stacks.pop_back();
     return stack;
   }
+  void deallocate(Stack& stack) {
+    // A lane's last frames never return, so that AddressSanitizer has them marked for whoever gets the
+    // memory.
+    ASAN_UNPOISON_MEMORY_REGION(static_cast<std::byte*>(stack.sp) - kStackBytes, kStackBytes);
+    if (kept_.stacks.size() < kFiberLanesMax)
+      kept_.stacks.push_back(stack);
+    else
+      Base::deallocate(stack);
+  }
+
+ private:
+  struct Kept {
+    std::vector<Stack> stacks;
+    ~Kept() {
+      for (Stack& stack : stacks) Base(kStackBytes).deallocate(stack);
+    }
+  };
+  static thread_local Kept kept_;
 };
+thread_local LaneStack::Kept LaneStack::kept_;
 
 enum class LaneState { kReady, kAtBarrier, kInShuffle, kFinished };
 
