@@ -12,6 +12,7 @@
 #include "daemon/cold_tiers.h"
 #include "daemon/engine/engine_thread.h"
 #include "daemon/hot_tier.h"
+#include "daemon/options.h"
 #include "daemon/process.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/session_server.h"
@@ -224,64 +225,9 @@ class DaemonImpl final : public Daemon {
     return Status::Ok();
   }
 
-  EngineOptions MakeEngineOptions() {
-    EngineOptions options;
-    for (size_t i = 0; i < tiers_.size(); ++i) {
-      const TierConfig& tier = tiers_[i];
-      TierOptions one;
-      one.name = tier.name;
-      one.kind = tier.kind;
-      one.capacity_bytes = tier.capacity_bytes;
-      one.codec = tier.codec;
-      one.high_watermark = tier.high_watermark;
-      one.low_watermark = tier.low_watermark;
-      one.segment_bytes = tier.segment_bytes;
-      if (tier.kind == MediumKind::kNvme) {
-        one.segment_records = ColdSegmentRecords(tier.capacity_bytes, tier.segment_bytes);
-      }
-      one.scrub_bytes_per_second = tier.scrub_bytes_per_second;
-      one.keep_tails = tier.kind == MediumKind::kNvme && tier.keep_tails;
-      one.admission = tier.admission;
-      one.rewrite_share = tier.rewrite_share;
-      one.medium = &arenas_;
-      if (const ColdStore* store = cold_tiers_[i].store.get()) {
-        one.medium = cold_tiers_[i].store.get();
-        one.persistent = store->persistent();
-        one.description = cold_tiers_[i].description;
-        one.tenant = cold_tiers_[i].tenant;
-      }
-      options.tiers.push_back(std::move(one));
-    }
-    const LimitsConfig& limits = config_.limits;
-    options.limits.leases_per_session = limits.leases_per_session;
-    options.limits.lease_share = limits.lease_share;
-    options.limits.models_per_session = limits.models_per_session;
-    options.limits.sessions = limits.sessions;
-    options.limits.default_lease_ttl = std::chrono::milliseconds(limits.lease_ttl_ms);
-    options.limits.max_lease_ttl = std::chrono::milliseconds(limits.max_lease_ttl_ms);
-    options.limits.jobs_in_flight = limits.jobs_in_flight;
-    options.limits.max_entries = limits.max_blocks;
-    return options;
-  }
-
-  SessionLimits MakeSessionLimits() const {
-    const LimitsConfig& limits = config_.limits;
-    return {.keys_per_call = limits.keys_per_call,
-            .block_bytes = limits.block_bytes,
-            .leases = limits.leases_per_session,
-            .models = limits.models_per_session,
-            .lease_ttl_ms = limits.lease_ttl_ms,
-            .max_lease_ttl_ms = limits.max_lease_ttl_ms};
-  }
-
   Status BuildEngine() {
-    SessionServerOptions session;
-    session.socket_path = config_.server.socket + std::string(kSessionSocketSuffix);
+    SessionServerOptions session = SessionOptionsOf(config_);
     session.boot_id = boot_id_;
-    session.staging_bytes = config_.server.staging_bytes;
-    session.staging_total_bytes = config_.server.staging_total_bytes;
-    session.sessions = config_.limits.sessions;
-    session.limits = MakeSessionLimits();
     KVTIER_ASSIGN(
         sessions_,
         SessionServer::Make(std::move(session),
@@ -291,7 +237,7 @@ class DaemonImpl final : public Daemon {
                              .metrics = metrics_,
                              .clock = clock_,
                              .stores = SharedStores(tiers_, cold_tiers_)}));
-    EngineOptions options = MakeEngineOptions();
+    EngineOptions options = EngineOptionsOf(config_, tiers_, cold_tiers_, arenas_);
     std::vector<ColdRecovery> recovery;
     for (ColdTier& tier : cold_tiers_) recovery.push_back(std::move(tier.recovery));
     std::array<Engine::DeviceQueues, kMaxTiers> queues;
@@ -346,8 +292,9 @@ class DaemonImpl final : public Daemon {
   Status Serve() {
     GrpcServerOptions options;
     options.socket_path = config_.server.socket;
+    options.socket_mode = config_.server.socket_mode;
     options.default_deadline = std::chrono::milliseconds(config_.server.default_deadline_ms);
-    options.limits = MakeSessionLimits();
+    options.limits = SessionLimitsOf(config_);
     options.tiers = static_cast<uint32_t>(tiers_.size());
     options.version = version_;
     KVTIER_ASSIGN(grpc_,

@@ -1,134 +1,14 @@
 #include "daemon/config/config.h"
 
-#include <toml++/toml.h>
-#include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <sstream>
 
 #include "daemon/config/config_check.h"
-#include "tiers/base/units.h"
+#include "daemon/config/config_section.h"
+#include "daemon/config/config_tenants.h"
 
 namespace kvtier {
 namespace {
-
-/// Reads one table key by key, remembers which keys exist, and names whatever is left.
-/// The first error is kept; later calls do nothing, so that a reader is a plain list of keys.
-class Section {
- public:
-  Section(const toml::table& table, std::string title, std::string_view file)
-      : table_(table), title_(std::move(title)), file_(file) {}
-
-  void Text(std::string_view key, std::string& out) {
-    if (const toml::node* node = Take(key)) {
-      if (const auto value = node->value_exact<std::string>()) {
-        // A path with one would end there for the system, and name something else.
-        if (value->find('\0') != std::string::npos) return Fail(*node, key, "must not contain a NUL byte");
-        out = *value;
-      } else {
-        Fail(*node, key, "must be a string");
-      }
-    }
-  }
-  void Flag(std::string_view key, bool& out) {
-    if (const toml::node* node = Take(key)) {
-      if (const auto value = node->value_exact<bool>()) {
-        out = *value;
-      } else {
-        Fail(*node, key, "must be true or false");
-      }
-    }
-  }
-  template <typename Int>
-  void Number(std::string_view key, Int& out, uint64_t min, uint64_t max) {
-    const toml::node* node = Take(key);
-    if (node == nullptr) return;
-    const auto value = node->value_exact<int64_t>();
-    if (!value || *value < 0 || static_cast<uint64_t>(*value) < min || static_cast<uint64_t>(*value) > max) {
-      return Fail(*node, key,
-                  "must be a whole number from " + std::to_string(min) + " to " + std::to_string(max));
-    }
-    out = static_cast<Int>(*value);
-  }
-  void Share(std::string_view key, double& out) {
-    const toml::node* node = Take(key);
-    if (node == nullptr) return;
-    const auto value = node->value<double>();
-    if (!value || !(*value > 0.0 && *value <= 1.0))
-      return Fail(*node, key, "must be a number above 0 and at most 1");
-    out = *value;
-  }
-  /// A share that may be nothing.
-  void Part(std::string_view key, double& out, double max) {
-    const toml::node* node = Take(key);
-    if (node == nullptr) return;
-    const auto value = node->value<double>();
-    if (!value || !(*value >= 0.0 && *value <= max)) {
-      std::ostringstream what;
-      what << "must be a number from 0 to " << max;
-      return Fail(*node, key, what.str());
-    }
-    out = *value;
-  }
-  void Bytes(std::string_view key, uint64_t& out, uint64_t min, uint64_t max) {
-    const toml::node* node = Take(key);
-    if (node == nullptr) return;
-    Result<uint64_t> bytes(Code::kInvalidArgument, "must be a size (examples: 512MiB, 4GiB, 1048576)");
-    if (const auto text = node->value_exact<std::string>()) {
-      bytes = ParseBytes(*text);
-    } else if (const auto number = node->value_exact<int64_t>(); number && *number >= 0) {
-      bytes = static_cast<uint64_t>(*number);
-    }
-    if (!bytes.ok()) return Fail(*node, key, bytes.status().message());
-    if (*bytes < min || *bytes > max) {
-      return Fail(*node, key, "must be from " + FormatBytes(min) + " to " + FormatBytes(max));
-    }
-    out = *bytes;
-  }
-
-  /// Another check of a key that was read: fails with its line.
-  void Check(std::string_view key, const Status& status) {
-    if (status.ok() || !status_.ok()) return;
-    const toml::node* node = table_.get(key);
-    Fail(node != nullptr ? *node : table_, key, status.message(), status.code());
-  }
-  bool Has(std::string_view key) const { return table_.contains(key); }
-  /// A key that was not read this time.
-  void Known(std::string_view key) { known_.emplace_back(key); }
-
-  /// After all keys: the first error, or one for a key that nobody asked for.
-  Status Finish() {
-    for (const auto& [key, node] : table_) {
-      if (!status_.ok()) break;
-      if (std::find(known_.begin(), known_.end(), key.str()) != known_.end()) continue;
-      std::string known;
-      for (const std::string& name : known_) known += (known.empty() ? "" : ", ") + name;
-      FailAt(key.source(), key.str(), "unknown key (known: " + known + ")", Code::kInvalidArgument);
-    }
-    return status_;
-  }
-
- private:
-  const toml::node* Take(std::string_view key) {
-    known_.emplace_back(key);
-    return status_.ok() ? table_.get(key) : nullptr;
-  }
-  void Fail(const toml::node& node, std::string_view key, std::string_view what,
-            Code code = Code::kInvalidArgument) {
-    FailAt(node.source(), key, what, code);
-  }
-  void FailAt(const toml::source_region& where, std::string_view key, std::string_view what, Code code) {
-    std::ostringstream line;
-    line << file_ << ':' << where.begin.line << ": [" << title_ << "] " << key << ": " << what;
-    status_ = Status(code, line.str());
-  }
-
-  const toml::table& table_;
-  const std::string title_;
-  const std::string_view file_;
-  std::vector<std::string> known_;
-  Status status_;
-};
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kTiB = uint64_t{1} << 40;
@@ -138,6 +18,16 @@ constexpr double kMaxRewriteShare = 0.75;
 Status ReadServer(Section section, ServerConfig& server) {
   section.Text("socket", server.socket);
   section.Check("socket", CheckSocketPath(server.socket));
+  std::string mode = "0600";
+  section.Text("socket_mode", mode);
+  const Result<uint32_t> socket_mode = ParseSocketMode(mode);
+  section.Check("socket_mode", socket_mode.status());
+  if (socket_mode.ok()) server.socket_mode = *socket_mode;
+  std::string strangers = "tenants";
+  section.Text("strangers", strangers);
+  const Result<bool> serves_strangers = ParseStrangers(strangers);
+  section.Check("strangers", serves_strangers.status());
+  if (serves_strangers.ok()) server.strangers = *serves_strangers;
   section.Number("workers", server.workers, 0, 64);
   section.Bytes("staging", server.staging_bytes, kMiB, kTiB);
   section.Bytes("staging_total", server.staging_total_bytes, kMiB, kTiB);
@@ -231,7 +121,7 @@ void ReadNvmeKeys(Section& section, TierConfig& tier) {
   tier.keep_tails = tails == "while_room";
 }
 
-void ReadCxlKeys(Section& section, TierConfig& tier) {
+void ReadCxlKeys(Section& section, const std::vector<TenantConfig>& tenants, TierConfig& tier) {
   std::string source = "auto";
   tier.name = "cxl";
   section.Text("source", source);
@@ -248,10 +138,11 @@ void ReadCxlKeys(Section& section, TierConfig& tier) {
   const char* key = section.Has("numa_node") ? "numa_node" : section.Has("source") ? "source" : "path";
   section.Check(key, CheckCxlPlace(tier));
   section.Text("mapped_by", tier.mapped_by);
-  if (!tier.mapped_by.empty()) section.Check("mapped_by", CheckTenant(tier.mapped_by));
+  if (!tier.mapped_by.empty()) section.Check("mapped_by", CheckTenant(tier.mapped_by, tenants));
 }
 
-Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
+Status ReadColdTier(Section section, const std::vector<TenantConfig>& tenants,
+                    std::vector<TierConfig>& tiers) {
   TierConfig tier;
   tier.kind = MediumKind::kNvme;
   std::string medium = "nvme";
@@ -260,7 +151,7 @@ Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
   section.Check("medium", kind.status());
   if (kind.ok()) tier.kind = *kind;
   if (tier.kind == MediumKind::kCxl) {
-    ReadCxlKeys(section, tier);
+    ReadCxlKeys(section, tenants, tier);
   } else {
     ReadNvmeKeys(section, tier);
   }
@@ -280,21 +171,18 @@ Status ReadColdTier(Section section, std::vector<TierConfig>& tiers) {
   return Status::Ok();
 }
 
-Status At(std::string_view file, const toml::node& node, std::string_view what) {
-  std::ostringstream line;
-  line << file << ':' << node.source().begin.line << ": " << what;
-  return Status(Code::kInvalidArgument, line.str());
-}
-
-Status ReadTiers(const toml::table& table, std::string_view file, std::vector<TierConfig>& tiers) {
+Status ReadTiers(const toml::table& table, std::string_view file, const std::vector<TenantConfig>& tenants,
+                 std::vector<TierConfig>& tiers) {
   for (const auto& [key, node] : table) {
     const bool cold = key.str() == "cold";
     if (!cold && key.str() != "hot" && key.str() != "warm") {
-      return At(file, node, "unknown tier [tier." + std::string(key.str()) + "] (known: hot, warm, cold)");
+      return ErrorAt(file, node,
+                     "unknown tier [tier." + std::string(key.str()) + "] (known: hot, warm, cold)");
     }
     if (!cold && !node.is_table())
-      return At(file, node, "[tier." + std::string(key.str()) + "] must be one table");
-    if (cold && !node.is_array_of_tables()) return At(file, node, "cold tiers are written [[tier.cold]]");
+      return ErrorAt(file, node, "[tier." + std::string(key.str()) + "] must be one table");
+    if (cold && !node.is_array_of_tables())
+      return ErrorAt(file, node, "cold tiers are written [[tier.cold]]");
   }
   if (const auto* hot = table["hot"].as_table()) {
     KVTIER_TRY(ReadHostTier(Section(*hot, "tier.hot", file), "hot", "raw16", tiers));
@@ -304,7 +192,7 @@ Status ReadTiers(const toml::table& table, std::string_view file, std::vector<Ti
   }
   if (const auto* cold = table["cold"].as_array()) {
     for (const toml::node& one : *cold)
-      KVTIER_TRY(ReadColdTier(Section(*one.as_table(), "tier.cold", file), tiers));
+      KVTIER_TRY(ReadColdTier(Section(*one.as_table(), "tier.cold", file), tenants, tiers));
   }
   return Status::Ok();
 }
@@ -312,28 +200,31 @@ Status ReadTiers(const toml::table& table, std::string_view file, std::vector<Ti
 Status ReadAll(const toml::table& root, std::string_view file, Config& config) {
   for (const auto& [key, node] : root) {
     const std::string_view name = key.str();
-    if (name != "server" && name != "tier" && name != "limits" && name != "metrics") {
+    if (name == "tenant") continue;  // ReadTenants
+    if (name != "server" && name != "tier" && name != "limits" && name != "metrics" && name != "admin") {
       std::ostringstream line;
       line << file << ':' << key.source().begin.line << ": unknown section or key \"" << name
-           << "\" (known sections: server, tier.hot, tier.warm, tier.cold, limits, metrics)";
+           << "\" (known sections: server, tier.hot, tier.warm, tier.cold, tenant, admin, limits, metrics)";
       return Status(Code::kInvalidArgument, line.str());
     }
-    if (!node.is_table()) return At(file, node, "[" + std::string(name) + "] must be a table");
+    if (!node.is_table()) return ErrorAt(file, node, "[" + std::string(name) + "] must be a table");
   }
   if (const auto* server = root["server"].as_table()) {
     KVTIER_TRY(ReadServer(Section(*server, "server", file), config.server));
   }
+  KVTIER_TRY(ReadTenants(root, file, config));
   if (const auto* limits = root["limits"].as_table()) {
     KVTIER_TRY(ReadLimits(Section(*limits, "limits", file), config.limits));
   }
   if (const auto* metrics = root["metrics"].as_table()) {
     KVTIER_TRY(ReadMetrics(Section(*metrics, "metrics", file), config.metrics));
   }
-  if (const auto* tier = root["tier"].as_table()) KVTIER_TRY(ReadTiers(*tier, file, config.tiers));
+  if (const auto* tier = root["tier"].as_table())
+    KVTIER_TRY(ReadTiers(*tier, file, config.tenants, config.tiers));
   if (const toml::node* block = root["limits"]["block"].node()) {
     // Only where it is written: it is the largest that may come, not what comes.
     const Status fits = CheckBlockFits(config.limits.block_bytes, config.tiers);
-    if (!fits.ok()) return At(file, *block, "[limits] block: " + fits.message());
+    if (!fits.ok()) return ErrorAt(file, *block, "[limits] block: " + fits.message());
   }
   return CheckLadder(config.tiers).WithContext(file);
 }

@@ -18,7 +18,9 @@ namespace kvtier {
 
 struct ServerConfig {
   std::string socket = "/run/kvtier/kvtierd.sock";
-  uint32_t workers = 0;  ///< 0: one per core, at most 4
+  uint32_t socket_mode = 0600;  ///< 0600, 0660 or 0666
+  bool strangers = true;        ///< who is of no [[tenant]] is one of their own, or is refused
+  uint32_t workers = 0;         ///< 0: one per core, at most 4
   uint64_t staging_bytes = uint64_t{64} << 20;
   uint64_t staging_total_bytes = uint64_t{8} << 30;
   uint32_t default_deadline_ms = 100;
@@ -66,8 +68,21 @@ struct MetricsConfig {
   uint16_t port = 9464;  ///< 0: one that is free, told in the log
 };
 
+/// Users and groups that are one tenant together.
+struct TenantConfig {
+  std::string name;
+  std::vector<uint32_t> uids, gids;
+};
+
+/// Who may look at and change everything, beside root and the daemon's own user.
+struct AdminConfig {
+  std::vector<uint32_t> uids, gids;
+};
+
 struct Config {
   ServerConfig server;
+  std::vector<TenantConfig> tenants;  ///< as written: of several that a peer's groups select, the first
+  AdminConfig admin;
   std::vector<TierConfig> tiers;  ///< as written, highest first; 1 to kMaxTiers
   LimitsConfig limits;
   MetricsConfig metrics;
@@ -79,6 +94,10 @@ inline constexpr size_t kMaxSocketPathBytes = 107;
 inline constexpr std::string_view kSessionSocketSuffix = ".session";
 inline constexpr uint64_t kMinTierBytes = uint64_t{16} << 20;
 inline constexpr uint64_t kMaxConfigFileBytes = uint64_t{1} << 20;
+inline constexpr size_t kMaxNamedTenants = 256;
+inline constexpr size_t kMaxIds = 1024;  ///< in one list of users or groups
+/// In metrics, all tenants that have no label of their own.
+inline constexpr std::string_view kOtherTenants = "other";
 
 /// `name` is how messages call the file. Errors: kInvalidArgument, kUnimplemented for a medium or policy that
 /// this version does not have; one line "name:line: [section] key: what is wrong".

@@ -50,6 +50,20 @@ Status CheckSocketPath(std::string_view path) {
   return Status::Ok();
 }
 
+Result<uint32_t> ParseSocketMode(std::string_view mode) {
+  for (const uint32_t known : {0600u, 0660u, 0666u}) {
+    if (mode == "0" + std::to_string(known / 64) + std::to_string(known / 8 % 8) + std::to_string(known % 8))
+      return known;
+  }
+  return Invalid("must be \"0600\" (the daemon's user), \"0660\" (and its group) or \"0666\" (everybody)");
+}
+
+Result<bool> ParseStrangers(std::string_view strangers) {
+  if (strangers == "tenants") return true;
+  if (strangers == "refuse") return false;
+  return Invalid("must be \"tenants\" or \"refuse\"");
+}
+
 Status CheckStaging(uint64_t session_bytes, uint64_t total_bytes) {
   if (session_bytes % kSlotAlign != 0) return Invalid("staging must be a multiple of 4KiB");
   if (total_bytes < session_bytes) return Invalid("staging_total is smaller than staging of one session");
@@ -131,17 +145,6 @@ Status CheckCxlPlace(const TierConfig& tier) {
   }
   if (tier.cxl_source == CxlKind::kFile && tier.path.empty()) return Invalid("a file needs a path");
   return Status::Ok();
-}
-
-Status CheckTenant(std::string_view tenant) {
-  constexpr std::string_view kUid = "uid:";
-  const std::string_view digits = tenant.starts_with(kUid) ? tenant.substr(kUid.size()) : "";
-  uint32_t uid = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), uid);
-  const bool is_uid = error == std::errc() && end == digits.data() + digits.size();
-  // One spelling only: it is compared as text.
-  if (is_uid && std::to_string(uid) == digits) return Status::Ok();
-  return Invalid("must be a tenant: \"uid:\" and the number of a user");
 }
 
 Status CheckTails(std::string_view tails) {

@@ -12,6 +12,9 @@
 namespace kvtier {
 
 Status CheckSocketPath(std::string_view path);
+Result<uint32_t> ParseSocketMode(std::string_view mode);
+/// Whether they are served.
+Result<bool> ParseStrangers(std::string_view strangers);
 Status CheckStaging(uint64_t session_bytes, uint64_t total_bytes);
 Status CheckLogLevel(std::string_view level);
 Result<BlockIoKind> ParseIoKind(std::string_view io);
@@ -25,8 +28,6 @@ Result<MediumKind> ParseColdMedium(std::string_view medium);
 Result<CxlKind> ParseCxlSource(std::string_view source);
 /// Which of path and NUMA node goes with which source.
 Status CheckCxlPlace(const TierConfig& tier);
-/// The name of a tenant, as sessions have it.
-Status CheckTenant(std::string_view tenant);
 Status CheckTails(std::string_view tails);
 Status CheckAdmission(std::string_view admission);
 Status CheckSegment(uint64_t segment_bytes, uint64_t capacity_bytes);

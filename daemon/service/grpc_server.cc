@@ -19,7 +19,7 @@ class GrpcServerImpl final : public GrpcServer {
   GrpcServerImpl(GrpcServerOptions options, Deps deps) : service_(std::move(options), deps) {}
   ~GrpcServerImpl() override { Stop(); }
 
-  Status Start(const std::string& socket_path) {
+  Status Start(const std::string& socket_path, uint32_t mode) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix:" + socket_path, grpc::InsecureServerCredentials());
     builder.RegisterService(&service_);
@@ -28,7 +28,7 @@ class GrpcServerImpl final : public GrpcServer {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
     builder.SetResourceQuota(grpc::ResourceQuota("kvtierd").Resize(kGrpcBufferBytes));
     // gRPC creates the socket file itself: at no moment may others connect.
-    const mode_t before = ::umask(0177);
+    const mode_t before = ::umask(0777 & ~mode);
     server_ = builder.BuildAndStart();
     ::umask(before);
     if (!server_) return Status(Code::kUnavailable, "gRPC cannot listen on " + socket_path);
@@ -50,9 +50,10 @@ class GrpcServerImpl final : public GrpcServer {
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Make(GrpcServerOptions options, Deps deps) {
   const std::string socket_path = options.socket_path;
+  const uint32_t mode = options.socket_mode;
   KVTIER_TRY(PrepareSocketPath(socket_path));
   auto server = std::make_unique<GrpcServerImpl>(std::move(options), deps);
-  KVTIER_TRY(server->Start(socket_path));
+  KVTIER_TRY(server->Start(socket_path, mode));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }
 

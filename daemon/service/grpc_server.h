@@ -15,13 +15,14 @@ namespace kvtier {
 
 struct GrpcServerOptions {
   std::string socket_path;
+  uint32_t socket_mode = kOwnerOnly;
   Duration default_deadline = std::chrono::milliseconds(100);
   SessionLimits limits;
   uint32_t tiers = 1;
   std::string version;
 };
 
-/// The command plane: proto/kvtier.proto on a UNIX socket with mode 0600. Every call is checked on a gRPC
+/// The command plane: proto/kvtier.proto on a UNIX socket. Every call is checked on a gRPC
 /// thread, becomes one Command, and is answered from the engine's reply. Threads: gRPC's own. Owns: the
 /// socket. Errors: a full command queue answers RESOURCE_EXHAUSTED.
 class GrpcServer {

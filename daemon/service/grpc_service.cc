@@ -18,7 +18,7 @@ Status GrpcService::Allow(const ClientSession* session, Need need) {
     return Status(Code::kUnauthenticated, "no open session has this token");
   }
   if (need == Need::kAdmin && !session->admin) {
-    return Status(Code::kPermissionDenied, "for the daemon's own user and root only");
+    return Status(Code::kPermissionDenied, "for root, the daemon's own user and [admin] only");
   }
   return Status::Ok();
 }

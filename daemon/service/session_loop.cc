@@ -33,6 +33,7 @@ SessionLoop::SessionLoop(SessionServerOptions options, SessionServer::Deps deps,
                          UniqueFd epoll, UniqueFd wake)
     : options_(std::move(options)),
       deps_(std::move(deps)),
+      identities_(options_.identity),
       staging_budget_(std::make_shared<StagingBudget>(options_.staging_total_bytes)),
       listener_(std::move(listener)),
       epoll_(std::move(epoll)),

@@ -81,6 +81,7 @@ class SessionLoop {
 
   const SessionServerOptions options_;
   SessionServer::Deps deps_;
+  const IdentityMap identities_;
   const std::shared_ptr<StagingBudget> staging_budget_;
   UniqueFd listener_, epoll_, wake_;
 

@@ -1,7 +1,6 @@
 #include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <cerrno>
 
@@ -71,7 +70,8 @@ Status SessionLoop::Admit(Serial serial, SessionConnection& connection, const v1
   if (hello.client_name().size() > kMaxClientNameBytes) {
     return Status(Code::kInvalidArgument, "client name longer than 64 bytes");
   }
-  if (connection.peer.uid == UINT32_MAX) return Status(Code::kUnauthenticated, "the peer has no uid");
+  if (identities_.needs_groups()) connection.peer.gids = GroupsOf(connection.socket.get(), connection.peer);
+  KVTIER_ASSIGN(IdentityMap::Identity identity, identities_.Identify(connection.peer));
   if (by_session_.size() >= options_.sessions) {
     return Status(Code::kResourceExhausted,
                   "all " + std::to_string(options_.sessions) + " sessions are taken");
@@ -80,8 +80,10 @@ Status SessionLoop::Admit(Serial serial, SessionConnection& connection, const v1
   KVTIER_ASSIGN(Staging::WithDescriptor staging, Staging::Make(staging_budget_, options_.staging_bytes));
   auto session = std::make_shared<ClientSession>();
   session->id = SessionId{next_session_++};
-  session->tenant_name = "uid:" + std::to_string(connection.peer.uid);
-  session->admin = connection.peer.uid == 0 || connection.peer.uid == ::geteuid();
+  session->tenant_name = std::move(identity.tenant);
+  session->uid = connection.peer.uid;
+  session->pid = connection.peer.pid;
+  session->admin = identity.admin;
   session->staging = std::move(staging.staging);
 
   Command open{.deadline = deps_.clock.Now() + kOpenTimeout,
@@ -184,7 +186,8 @@ void SessionLoop::Welcome(Serial serial, SessionConnection& connection) {
 
   connection.state = SessionConnection::State::kOpen;
   deps_.registry.Add(connection.token, session);
-  spdlog::info("session {} of {} opened", session->id.value, session->tenant_name);
+  spdlog::info("session {} of {} opened by uid {}, process {}", session->id.value, session->tenant_name,
+               session->uid, session->pid);
   // The offers that came while the session was being opened follow the welcome.
   std::deque<SessionConnection::Outgoing> offers;
   offers.swap(connection.outbox);

@@ -24,6 +24,8 @@ class ClientSession {
  public:
   SessionId id;
   std::string tenant_name;
+  uint32_t uid = 0;
+  int32_t pid = 0;  ///< 0 where it is not visible from here
   bool admin = false;
   std::shared_ptr<const Staging> staging;
 

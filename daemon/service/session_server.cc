@@ -51,7 +51,7 @@ class SessionServerImpl final : public SessionServer {
 }  // namespace
 
 Result<std::unique_ptr<SessionServer>> SessionServer::Make(SessionServerOptions options, Deps deps) {
-  KVTIER_ASSIGN(UniqueFd listener, ListenSeqPacket(options.socket_path, kBacklog));
+  KVTIER_ASSIGN(UniqueFd listener, ListenSeqPacket(options.socket_path, kBacklog, options.socket_mode));
   UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return StatusFromErrno(errno, "epoll");
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

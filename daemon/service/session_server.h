@@ -7,7 +7,9 @@
 
 #include "daemon/engine/command.h"
 #include "daemon/engine/engine.h"
+#include "daemon/service/identity.h"
 #include "daemon/service/session_registry.h"
+#include "daemon/service/socket_path.h"
 #include "monitoring/metrics.h"
 #include "tiers/base/bounded_queue.h"
 #include "tiers/base/clock.h"
@@ -38,6 +40,8 @@ struct SessionLimits {
 
 struct SessionServerOptions {
   std::string socket_path;
+  uint32_t socket_mode = kOwnerOnly;
+  IdentityOptions identity;
   std::array<std::byte, 16> boot_id{};
   uint64_t staging_bytes = uint64_t{64} << 20;
   uint64_t staging_total_bytes = uint64_t{8} << 30;

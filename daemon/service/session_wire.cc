@@ -8,6 +8,14 @@
 #include <cstring>
 
 namespace kvtier {
+namespace {
+
+constexpr size_t kUsualGroups = 64;
+constexpr size_t kMaxGroups = 65536;  ///< the kernel's own bound
+
+static_assert(sizeof(gid_t) == sizeof(uint32_t));
+
+}  // namespace
 
 WireOutcome SendDatagram(int socket, std::string_view bytes, int passed_fd) {
   iovec part{.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
@@ -48,8 +56,22 @@ Received ReceiveDatagram(int socket, std::span<char> buffer) {
 Peer PeerOf(int socket) {
   ucred credentials{};
   socklen_t bytes = sizeof(credentials);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) return {.uid = UINT32_MAX};
-  return {.uid = credentials.uid, .pid = credentials.pid};
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0)
+    return {.uid = UINT32_MAX, .gids = {}};
+  return {.uid = credentials.uid, .gid = credentials.gid, .pid = credentials.pid, .gids = {}};
+}
+
+std::vector<uint32_t> GroupsOf(int socket, const Peer& peer) {
+  std::vector<uint32_t> gids(kUsualGroups);
+  for (int tries = 0; tries < 2; ++tries) {
+    socklen_t bytes = static_cast<socklen_t>(gids.size() * sizeof(gids[0]));
+    const bool told = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, gids.data(), &bytes) == 0;
+    const bool larger = !told && errno == ERANGE && bytes <= kMaxGroups * sizeof(gids[0]);
+    gids.resize(told || larger ? bytes / sizeof(gids[0]) : 0);
+    if (told || !larger) break;  // of a socket they do not change: the second try knows how many
+  }
+  gids.push_back(peer.gid);
+  return gids;
 }
 
 UniqueFd WatchProcess(int32_t pid) {

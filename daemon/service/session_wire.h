@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "tiers/base/unique_fd.h"
 
@@ -32,10 +33,15 @@ Received ReceiveDatagram(int socket, std::span<char> buffer);
 
 struct Peer {
   uint32_t uid = 0;
-  int32_t pid = 0;  ///< 0 where it is not visible from here
+  uint32_t gid = 0;
+  int32_t pid = 0;             ///< 0 where it is not visible from here
+  std::vector<uint32_t> gids;  ///< all its groups, once they were asked for
 };
-/// Who connected, as the kernel recorded it at connect(). Uid is UINT32_MAX when the kernel does not say.
+/// Who connected, as the kernel recorded it at connect(), but for the groups. Uid is UINT32_MAX when the
+/// kernel does not say.
 Peer PeerOf(int socket);
+/// `peer.gid` and its supplementary groups, recorded likewise. Only the first where the kernel does not say.
+std::vector<uint32_t> GroupsOf(int socket, const Peer& peer);
 
 /// A descriptor that becomes readable when process `pid` ends; invalid where that is not possible.
 UniqueFd WatchProcess(int32_t pid);

@@ -59,16 +59,18 @@ Status PrepareSocketPath(const std::string& path) {
   return Status::Ok();
 }
 
-Result<UniqueFd> ListenSeqPacket(const std::string& path, int backlog) {
+Result<UniqueFd> ListenSeqPacket(const std::string& path, int backlog, uint32_t mode) {
   KVTIER_TRY(PrepareSocketPath(path));
   KVTIER_ASSIGN(const sockaddr_un address, AddressOf(path));
   UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return StatusFromErrno(errno, "socket");
   // The mode of the new file is that of the descriptor: no moment in which others could connect.
-  if (::fchmod(socket.get(), 0600) != 0) return StatusFromErrno(errno, "socket mode");
-  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return StatusFromErrno(errno, "socket " + path);
-  }
+  if (::fchmod(socket.get(), mode) != 0) return StatusFromErrno(errno, "socket mode");
+  const mode_t before = ::umask(0777 & ~mode);
+  const int bound = ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  const int error = errno;
+  ::umask(before);
+  if (bound != 0) return StatusFromErrno(error, "socket " + path);
   if (::listen(socket.get(), backlog) != 0) return StatusFromErrno(errno, "socket " + path);
   return socket;
 }

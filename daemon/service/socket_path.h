@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "tiers/base/status.h"
@@ -24,7 +25,11 @@ class SocketLock {
 /// socket).
 Status PrepareSocketPath(const std::string& path);
 
-/// A listening, non-blocking SEQPACKET socket with mode 0600 at `path`, prepared as above.
-Result<UniqueFd> ListenSeqPacket(const std::string& path, int backlog);
+/// Of a socket's file: who may connect. The group is the process's, or the folder's where that says so.
+inline constexpr uint32_t kOwnerOnly = 0600;
+
+/// A listening, non-blocking SEQPACKET socket at `path`, prepared as above; at no moment is it open to more
+/// than `mode` says. Changes the umask for a moment: call it before other threads create files.
+Result<UniqueFd> ListenSeqPacket(const std::string& path, int backlog, uint32_t mode = kOwnerOnly);
 
 }  // namespace kvtier

@@ -229,7 +229,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{
             "UnknownSection", "[serve]\n",
             "kvtier.toml:1: unknown section or key \"serve\" (known sections: server, tier.hot, tier.warm, "
-            "tier.cold, limits, metrics)"},
+            "tier.cold, tenant, admin, limits, metrics)"},
         BadConfig{"SectionThatIsAValue", "server = 1\n", "kvtier.toml:1: [server] must be a table"},
         BadConfig{"UnknownKey", "[metrics]\n\nlisten = \"off\"\nport = 1\n",
                   "kvtier.toml:4: [metrics] port: unknown key (known: listen)"},
@@ -247,12 +247,14 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"TwoColdTiers", Cold(Cold("")), "kvtier.toml: two cold tiers of one medium"},
         BadConfig{"CxlBelowNvme", Cold(Cxl("")),
                   "kvtier.toml: a cold tier of medium cxl goes above one of nvme"},
-        BadConfig{
-            "NoTenant", Cxl("mapped_by = \"me\""),
-            "kvtier.toml:4: [tier.cold] mapped_by: must be a tenant: \"uid:\" and the number of a user"},
-        BadConfig{
-            "ATenantSpelledAnotherWay", Cxl("mapped_by = \"uid:01\""),
-            "kvtier.toml:4: [tier.cold] mapped_by: must be a tenant: \"uid:\" and the number of a user"},
+        BadConfig{"NoTenant", Cxl("mapped_by = \"me\""),
+                  "kvtier.toml:4: [tier.cold] mapped_by: must be a tenant: \"uid:\" and the number of a "
+                  "user, or the "
+                  "name of a [[tenant]]"},
+        BadConfig{"ATenantSpelledAnotherWay", Cxl("mapped_by = \"uid:01\""),
+                  "kvtier.toml:4: [tier.cold] mapped_by: must be a tenant: \"uid:\" and the number of a "
+                  "user, or the "
+                  "name of a [[tenant]]"},
         BadConfig{"NoCapacity", "[tier.hot]\n", "kvtier.toml:1: [tier.hot] capacity: is required"},
         BadConfig{
             "CapacityThatIsNoSize", "[tier.hot]\ncapacity = \"12XB\"\n",
@@ -405,6 +407,8 @@ TEST(Config, TheShippedExampleDocumentsEveryKey) {
   std::ifstream file(KVTIER_EXAMPLE_CONFIG);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   for (const char* key : {"socket",
+                          "socket_mode",
+                          "strangers",
                           "workers",
                           "staging",
                           "staging_total",

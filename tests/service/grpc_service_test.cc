@@ -114,7 +114,7 @@ TEST_F(GrpcServiceTest, S67_AdminVerbsNeedTheAdminIdentity) {
   const std::string mine = token_;
   token_ = std::string(16, 't');
 
-  const std::string text = "for the daemon's own user and root only";
+  const std::string text = "for root, the daemon's own user and [admin] only";
   v1::CountReply count;
   v1::ListModelsReply models;
   v1::ListBlocksReply blocks;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -34,6 +35,7 @@ class SessionFixture : public testing::Test {
 
   SessionFixture() {
     options_.socket_path = folder_.File("s.session");
+    options_.identity.own_uid = ::geteuid();
     options_.boot_id.fill(std::byte{0x42});
     options_.staging_bytes = 1 << 20;
     options_.staging_total_bytes = 64 << 20;

@@ -51,6 +51,16 @@ TEST_F(SessionServerTest, S67_SocketIsForItsOwnerOnly) {
   EXPECT_EQ(info.st_mode & 07777, 0600u);
 }
 
+TEST_F(SessionServerTest, TheSocketIsOpenToWhomTheConfigurationNames) {
+  options_.socket_mode = 0660;
+  const mode_t before = ::umask(0077);  // as under systemd
+  Start();
+  EXPECT_EQ(::umask(before), 0077u) << "of the process, as it was";
+  struct stat info {};
+  ASSERT_EQ(::stat(options_.socket_path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0660u);
+}
+
 TEST_F(SessionServerTest, S37_EndOfFileEndsTheSession) {
   Start();
   RawClient client = Open();
