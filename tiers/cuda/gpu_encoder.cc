@@ -69,17 +69,23 @@ struct GpuEncoder::Work {
             .v_tail = part(Region::kVTail)};
   }
   /// Takes what the kernel found. A layer that cannot be encoded is larger and moves all that follows: false,
-  /// and the image is to be made anew.
+  /// and the image is to be made anew, or, where the engine's numbers are not there to be kept, never.
   bool TakeFindings(std::span<const EncodedHead> heads, uint32_t heads_max) {
     uint64_t item = first_item;
     bool sizes_hold = true;
-    for (EncodedLayer& layer : layers) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      EncodedLayer& layer = layers[i];
       if (layer.planes == kPlaneRaw) continue;
       const EncodedHead sum = SumHeads(&heads[item++ * heads_max], shape.kv_heads);
       layer.error = sum.fits != 0 ? ErrorOf(sum) : LayerError{};
       if (sum.fits != 0) continue;
       layer.planes = kPlaneRaw;
       sizes_hold = false;
+      if (order->layers[i].coding == LayerCoding::kRaw) continue;
+      Settle({Status(Code::kFailedPrecondition,
+                     "layer " + std::to_string(i) + " decodes to what no encoding takes"),
+              0});
+      return false;
     }
     return sizes_hold;
   }

@@ -18,7 +18,8 @@ struct GpuEncodeOrder {
   std::vector<CodedLayer<const uint8_t>> layers;
   const Codec* codec = nullptr;  ///< of the image: kv8, or one of the plane family; supports the shape
   std::span<std::byte> out;      ///< 64-byte aligned
-  /// What became of it. Errors: as RequantizeImage, and those of the device; other orders go on.
+  /// What became of it. Errors: as RequantizeImage, kFailedPrecondition also for kv8 whose values no encoding
+  /// takes (the host would store what it decodes to), and those of the device; other orders go on.
   BuiltImage built = {Status(Code::kInternal, "not encoded"), 0};
 };
 

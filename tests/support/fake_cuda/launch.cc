@@ -30,23 +30,51 @@ LayerParts PartsOf(const CodedLayer<uint8_t>& layer, const Codec& codec) {
   return parts;
 }
 
-std::span<const std::byte> RawOf(const CodedLayer<const uint8_t>& layer) {
-  KVTIER_CHECK(layer.coding == LayerCoding::kRaw);
-  return {reinterpret_cast<const std::byte*>(layer.base), RawLayerBytes(layer.shape)};
+/// The base of a source layer.
+std::span<const std::byte> BaseOf(const CodedLayer<const uint8_t>& layer) {
+  KVTIER_CHECK(layer.coding != LayerCoding::kPlanes);
+  const Codec& kv8 = *FindCodec(CodecId::kKv8);
+  const uint64_t bytes = layer.coding == LayerCoding::kRaw
+                             ? RawLayerBytes(layer.shape)
+                             : PartBytes(kv8.id, layer.shape, EncodedPlanes(kv8, layer.shape), Region::kBase);
+  return {reinterpret_cast<const std::byte*>(layer.base), bytes};
+}
+
+/// kv8 as fp16, in rows of one length.
+std::vector<std::byte> Decode(const CodedLayer<const uint8_t>& layer) {
+  const BlockShape& shape = layer.shape;
+  KVTIER_CHECK(shape.k_dim == shape.v_dim);
+  const uint64_t row = shape.k_dim * sizeof(uint16_t), half = row * shape.tokens * shape.kv_heads;
+  std::vector<std::byte> raw(2 * half);
+  const Codec& kv8 = *FindCodec(CodecId::kKv8);
+  kv8.decode(shape, EncodedPlanes(kv8, shape), {{BaseOf(layer)}},
+             {.k = raw.data(),
+              .v = raw.data() + half,
+              .head_stride = static_cast<int64_t>(shape.tokens * row),
+              .token_stride = static_cast<int64_t>(row),
+              .channel_stride = sizeof(uint16_t)});
+  return raw;
 }
 
 /// All of a layer's errors in its first head.
 void Encode(const RequantizeItem& item, EncodedHead* heads) {
   const Codec& codec = *FindCodec(CodecOf(item.target));
-  const LayerSource source{.raw = RawOf(item.source), .scales = item.source.scales};
-  const bool fits = LayerIsFinite(item.target.shape, source);
+  LayerSource source{.raw = BaseOf(item.source), .scales = item.source.scales};
+  BlockShape shape = item.target.shape;
+  std::vector<std::byte> decoded;
+  if (item.source.coding == LayerCoding::kKv8) {
+    decoded = Decode(item.source);
+    source = {.raw = decoded, .scales = {}};
+    shape.dtype = DType::kFp16;
+  }
+  const bool fits = LayerIsFinite(shape, source);
   for (uint32_t head = 0; head < item.target.shape.kv_heads; ++head)
     heads[head] = {.k = {}, .v = {}, .fits = 1};
   if (!fits) {
     heads[0].fits = 0;
     return;
   }
-  const LayerError error = codec.encode(item.target.shape, source, PartsOf(item.target, codec));
+  const LayerError error = codec.encode(shape, source, PartsOf(item.target, codec));
   const auto square = [](float value) { return double{value} * value; };
   heads[0].k = {.square = 1, .int4 = square(error.k_int4), .int2 = square(error.k_int2)};
   heads[0].v = {.square = 1, .int4 = square(error.v_int4), .int2 = square(error.v_int2)};
@@ -60,7 +88,7 @@ LaunchError LaunchRequantize(const RequantizeBatchArgs& batch, StreamHandle stre
     std::vector<fake_cuda::Range> found;
     for (uint32_t i = 0; i < batch.count; ++i) {
       const RequantizeItem& item = batch.items[i];
-      found.push_back({.data = item.source.base, .bytes = RawLayerBytes(item.source.shape)});
+      found.push_back({.data = item.source.base, .bytes = BaseOf(item.source).size()});
       for (const std::span<std::byte> part : PartsOf(item.target, *FindCodec(CodecOf(item.target))).part) {
         found.push_back({.data = part.data(), .bytes = part.size(), .is_written = true});
       }
