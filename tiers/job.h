@@ -61,6 +61,7 @@ struct Completion {
   JobId id;
   Status status;
   MoveOutcome outcome;
+  bool device_lost = false;  ///< all that stands on the job's device is gone, for good
 };
 
 }  // namespace kvtier

@@ -74,7 +74,8 @@ std::vector<Medium::PartRead> ReadsOf(const Place& place, const TailPlaces& tail
 /// Of what was read, base first. A tail that is of no use is left out and reported.
 Result<Source> SourceOf(const BlockIdentity& identity, std::span<Medium::PartRead> reads,
                         MoveOutcome& outcome) {
-  if (!reads[0].bytes.ok()) return reads[0].bytes.status();
+  outcome.source_failed = !reads[0].bytes.ok();
+  if (outcome.source_failed) return reads[0].bytes.status();
   Source source;
   KVTIER_ASSIGN(source.image, ParseImage(*reads[0].bytes));
   KVTIER_TRY(MatchIdentity(source.image, identity));
@@ -294,7 +295,7 @@ Status BuildMove(const MoveOrder& order, std::span<Medium::PartRead> reads, Move
   writes.parts.clear();
   Status status = Build(order, reads, scratch, writes, outcome);
   if (!status.ok()) {
-    outcome = {.needed_bytes = outcome.needed_bytes};
+    outcome = {.needed_bytes = outcome.needed_bytes, .source_failed = outcome.source_failed};
     writes.parts.clear();
   }
   KeepWhatIsUsed(scratch);

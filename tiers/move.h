@@ -55,6 +55,8 @@ struct MoveOutcome {
   uint64_t encode_ns = 0;
   /// Set when the target was too small: the bytes that the image needs. The Status is kOutOfRange then.
   uint64_t needed_bytes = 0;
+  bool source_failed =
+      false;  ///< with an error: the source could not be read, and the target was not touched
 };
 
 inline constexpr uint64_t kRetainedBounceBytes = uint64_t{4} << 20;
@@ -88,8 +90,9 @@ struct MoveScratch {
 std::vector<Medium::PartRead> SourceReads(const MoveOrder& order);
 
 /// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be
-/// published; `outcome` then carries needed_bytes only. kDataLoss means that the *source* is corrupt (or
-/// answers to another identity). Threads: any worker; the caller keeps source and target pinned.
+/// published; `outcome` then carries needed_bytes and source_failed only. kDataLoss means that the *source*
+/// is corrupt (or answers to another identity). Threads: any worker; the caller keeps source and target
+/// pinned.
 Status MoveBlock(const MoveOrder& order, MoveScratch& scratch, MoveOutcome& outcome);
 
 /// MoveBlock in steps, for a caller that does the I/O of many at once. From `reads`, which are SourceReads of

@@ -84,8 +84,8 @@ bool EngineImpl::Handle(Acquire& c) {
   return true;
 }
 
-/// What follows a run that was as long as the lease may be is asked for next: what of it stands on cold tiers
-/// comes up meanwhile.
+/// What follows a run that was as long as the lease may be is asked for next: what of it is not in host
+/// memory comes there meanwhile.
 void EngineImpl::ReadAhead(const Session& session, const Acquire& c, size_t from) {
   const size_t end = std::min(c.keys.size(), from + kReadAheadBlocks);
   for (size_t i = from; i < end && budget_ > 0; ++i) {
@@ -116,7 +116,7 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
                                 std::vector<AcquireOp::Item>& items, Code& why) {
   const Entry& entry = table_.at(id);
   const Precision least = std::max(op.min_precision, entry.floor);
-  std::optional<TierId> host, cold;
+  std::optional<TierId> host, other;  // best copies, in host memory and elsewhere
   why = Code::kNotFound;
   for (const Tier& tier : ladder_.tiers()) {
     const Precision precision = entry.precision[tier.id.value];
@@ -125,15 +125,15 @@ bool EngineImpl::AddAcquireItem(AcquireOp& op, Session& session, EntryId id,
       why = Code::kUnavailable;
       continue;
     }
-    std::optional<TierId>& best = tier.host() ? host : cold;
+    std::optional<TierId>& best = tier.host() ? host : other;
     if (!best || precision > entry.precision[best->value]) best = tier.id;
   }
-  const std::optional<TierId> source = host ? host : cold;
+  const std::optional<TierId> source = host ? host : other;
   if (!source) return false;
-  const bool ready = host || ReadsInPlace(session, entry, *cold);
+  const bool ready = host || ReadsInPlace(session, entry, *other);
   if (!ready) DropLesserCopies(id, least);
   const Copy& copy = table_.copy(entry, *source);
-  const std::optional<TierId> reader = ready ? source : PromotionTarget(entry, *cold);
+  const std::optional<TierId> reader = ready ? source : PromotionTarget(entry, *other);
   const uint64_t bytes =
       ready ? copy.place_bytes()
             : ladder_.ClassOf(entry, copy.codec, ladder_.RungBytes(entry, *source, *FindCodec(copy.codec)))
@@ -208,7 +208,7 @@ bool EngineImpl::StartAcquirePromotion(const AcquireOp& op, const AcquireOp::Ite
                         .most = MostToRead(op, entry, item.pinned)}) != TransferId{};
 }
 
-/// The rung at which a block is read that must be read from a cold tier.
+/// The rung at which a block is read that must come to host memory.
 Precision EngineImpl::MostToRead(const AcquireOp& op, const Entry& entry, TierId from) const {
   const Precision least = std::max({op.min_precision, entry.floor, Precision::kInt2});
   if (!table_.copy(entry, from).in_parts) return Precision::kBits16;
@@ -364,7 +364,7 @@ void EngineImpl::CountAcquire(const AcquireOp& op) {
 Place EngineImpl::PlaceForClients(const Copy& copy) const {
   Place place = ladder_.PlaceOf(copy);
   const Tier& tier = ladder_.at(copy.tier);
-  if (tier.host()) return place;
+  if (tier.has_slots()) return place;
   place.slot = place.container;
   place.offset += CxlSegmentOffset(place.container, tier.options.segment_bytes) + kColdRecordHeaderBytes;
   place.container = StoreArenaId(tier.id).value;

@@ -12,6 +12,8 @@ std::string MediumText(const TierOptions& tier) {
   switch (tier.kind) {
     case MediumKind::kHost:
       return "host";
+    case MediumKind::kGpu:
+      return "gpu";
     case MediumKind::kCxl:
       return "cxl";
     case MediumKind::kNvme:

@@ -26,7 +26,7 @@ std::unique_ptr<FrequencySketch> EngineImpl::MakeSketch(const EngineOptions& opt
   uint64_t bytes = 0;
   bool wanted = false;
   for (const TierOptions& tier : options.tiers) {
-    if (tier.kind == MediumKind::kHost) continue;
+    if (HasArenas(tier.kind)) continue;
     bytes += tier.capacity_bytes;
     wanted |= tier.admission.by_frequency || tier.rewrite_share > 0;
   }
@@ -61,7 +61,7 @@ uint32_t EngineImpl::LeastUsesFor(Tier& to) {
 }
 
 bool EngineImpl::Admits(Tier& to, const Entry& entry, TierId from, DemotionFor whom) {
-  if (to.host()) return true;
+  if (to.has_slots()) return true;
   const Target target = TargetFor(entry, from, to, Purpose::kDemote, Precision::kNone);
   uint64_t bytes = ColdRecordBytes(target.image_bytes);
   for (const uint64_t tail : target.tail_bytes) bytes += tail > 0 ? ColdRecordBytes(tail) : 0;

@@ -18,16 +18,20 @@ inline constexpr Duration kCircuitOpenFor = std::chrono::seconds(1);
 inline constexpr uint32_t kReadFailuresToOpen = 4;
 
 /// closed -> (failures in a row) open -> (time) half open: one probe -> closed or open again. While the
-/// device gives no answer at all, what it owes is the probe. Threads: single-owner.
+/// device gives no answer at all, what it owes is the probe. One that broke stays open. Threads:
+/// single-owner.
 class Circuit {
  public:
   explicit Circuit(uint32_t failures_to_open = 1) : failures_to_open_(failures_to_open) {}
 
-  bool Allows(TimePoint now) const { return !open_ || (!silent_ && !probing_ && now >= retry_at_); }
+  bool Allows(TimePoint now) const {
+    return !open_ || (!broken_ && !silent_ && !probing_ && now >= retry_at_);
+  }
   /// An operation starts: in the half-open state it is the probe.
   void OnStart() { probing_ = open_; }
   void OnSuccess() {
-    open_ = probing_ = false;
+    open_ = broken_;
+    probing_ = false;
     failures_ = 0;
   }
   void OnFailure(TimePoint now) {
@@ -48,6 +52,8 @@ class Circuit {
     silent_ = probing_ = false;
     retry_at_ = now;
   }
+  /// It never answers again.
+  void Break() { open_ = broken_ = true; }
   bool open() const { return open_; }
 
  private:
@@ -56,6 +62,7 @@ class Circuit {
   bool open_ = false;
   bool probing_ = false;
   bool silent_ = false;
+  bool broken_ = false;
   TimePoint retry_at_{};
 };
 

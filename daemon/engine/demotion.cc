@@ -28,12 +28,26 @@ bool EngineImpl::MayLeave(EntryId id, TierId tier) const {
   return true;
 }
 
+/// Clients cannot map a GPU: what they read of it comes to host memory, and stays above as well. That copy
+/// goes down by itself.
+bool EngineImpl::CameForReader(const Entry& entry, TierId from) const {
+  if (!ladder_.at(from).host()) return false;
+  return std::ranges::any_of(ladder_.tiers(), [&](const Tier& tier) {
+    return tier.options.kind == MediumKind::kGpu && !tier.lost &&
+           entry.precision[tier.id.value] >= entry.precision[from.value];
+  });
+}
+
 EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lower, bool on_demand,
                                       std::optional<Waiter> waiter) {
   const Entry& entry = table_.at(id);
   for (size_t lower = from.value + 1u; lower < ladder_.tiers().size(); ++lower) {
     if (!entry.Has(static_cast<uint32_t>(lower))) continue;
     EvictCopy(id, from, Reason::kCapacity);  // the lower copy stays: only the slot is freed
+    return Room::kFreed;
+  }
+  if (CameForReader(entry, from)) {
+    EvictCopy(id, from, Reason::kCapacity);
     return Room::kFreed;
   }
   Tier& tier = ladder_.at(from);
@@ -51,7 +65,7 @@ EngineImpl::Room EngineImpl::MoveAway(EntryId id, TierId from, uint32_t first_lo
     ++tier.demotions_in_flight;
     tier.leaving_bytes += bytes;
     const SlotClass source_class{entry.tenant, bytes};
-    if (tier.host()) ++ladder_.QueueOf(tier, source_class).frees_coming;
+    if (tier.has_slots()) ++ladder_.QueueOf(tier, source_class).frees_coming;
     const TransferId transfer = StartTransfer({.entry = id,
                                                .purpose = Purpose::kDemote,
                                                .from = from,
@@ -74,14 +88,14 @@ void EngineImpl::StopCountingDemotion(const Transfer& transfer) {
   Tier& tier = ladder_.at(*transfer.from);
   --tier.demotions_in_flight;
   tier.leaving_bytes -= transfer.source_class.slot_bytes;
-  if (tier.host()) --ladder_.QueueOf(tier, transfer.source_class).frees_coming;
+  if (tier.has_slots()) --ladder_.QueueOf(tier, transfer.source_class).frees_coming;
 }
 
 void EngineImpl::FinishDemotion(const Transfer& transfer, const Status& status) {
   Tier& tier = ladder_.at(*transfer.from);
   if (!transfer.overdue) StopCountingDemotion(transfer);
   bool wanted = !tier.draining.empty() || tier.draining_segment.has_value();
-  if (tier.host()) wanted |= !ladder_.QueueOf(tier, transfer.source_class).waiting.empty();
+  if (tier.has_slots()) wanted |= !ladder_.QueueOf(tier, transfer.source_class).waiting.empty();
   const Entry& entry = table_.at(transfer.entry);
   if (!entry.in_table || !MayLeave(transfer.entry, *transfer.from)) return;
   if (status.ok()) return EvictCopy(transfer.entry, *transfer.from, Reason::kCapacity);
@@ -115,7 +129,7 @@ std::optional<EntryId> EngineImpl::LeastUsed(const Tier& tier) const {
     const Context& c = *static_cast<const Context*>(raw);
     return c.engine->MayLeave(EntryId{entry}, c.tier);
   };
-  if (!tier.host()) {
+  if (!tier.has_slots()) {
     const std::optional<uint32_t> victim = tier.order->Victim(may_leave, &context);
     return victim ? std::optional(EntryId{*victim}) : std::nullopt;
   }
@@ -131,6 +145,7 @@ std::optional<EntryId> EngineImpl::LeastUsed(const Tier& tier) const {
 
 void EngineImpl::DemoteBetweenWatermarks(Tier& tier) {
   if (tier.id.value + 1u >= ladder_.tiers().size()) return;  // nothing below: only a need evicts
+  if (tier.lost) return;
   const double capacity = static_cast<double>(tier.options.capacity_bytes);
   if (!tier.demoting && Occupancy(tier) >= tier.options.high_watermark) tier.demoting = true;
   while (tier.demoting && now_ >= tier.demote_after) {

@@ -5,9 +5,30 @@
 #include "tiers/base/check.h"
 
 namespace kvtier {
+namespace {
 
-/// Every job that may wait for a device is done by the threads of that device. Between two cold tiers, the
-/// lower one: it is the slower.
+bool IsForWorkers(PendingJob::Kind kind) {
+  switch (kind) {
+    case PendingJob::Kind::kMove:
+    case PendingJob::Kind::kVerify:
+    case PendingJob::Kind::kRewrite:
+    case PendingJob::Kind::kCreateArena:
+    case PendingJob::Kind::kDestroyArena:
+      return true;
+    case PendingJob::Kind::kCommit:
+    case PendingJob::Kind::kErase:
+    case PendingJob::Kind::kRecycle:
+    case PendingJob::Kind::kRewriteCommit:
+    case PendingJob::Kind::kPutModel:
+      break;
+  }
+  return false;
+}
+
+}  // namespace
+
+/// Every job that may wait for a device is done by the threads of that device. Between two of them, the lower
+/// one: it is the slower.
 std::optional<TierId> EngineImpl::DeviceOf(const PendingJob& pending) const {
   std::optional<TierId> device;
   const auto consider = [&](TierId tier) {
@@ -26,10 +47,7 @@ std::optional<TierId> EngineImpl::DeviceOf(const PendingJob& pending) const {
 void EngineImpl::NoteAnswer(const PendingJob& pending, JobId id) {
   if (!pending.device) return host_jobs_.OnEnd(id, now_);
   Tier& tier = ladder_.at(*pending.device);
-  using Kind = PendingJob::Kind;
-  const bool is_move =
-      pending.kind == Kind::kMove || pending.kind == Kind::kVerify || pending.kind == Kind::kRewrite;
-  if (is_move) {
+  if (IsForWorkers(pending.kind)) {
     tier.moves.OnEnd(id, now_);
     tier.reads.OnAnswer(now_);
   } else {
@@ -84,7 +102,7 @@ void EngineImpl::Shed(Tier& tier) {
       return true;
     });
   }
-  FailWaiting(tier.waiting);
+  FailAllWaiting(tier);
   for (const JobId id : ending) {
     const PendingJob job = jobs_.at(id);
     jobs_.erase(id);
@@ -94,6 +112,36 @@ void EngineImpl::Shed(Tier& tier) {
       FinishTransfer(job.transfer, Status(Code::kUnavailable, "the device does not answer"));
     }
   }
+}
+
+void EngineImpl::FailAllWaiting(Tier& tier) {
+  FailWaiting(tier.waiting);
+  for (auto& [slot_class, queue] : tier.classes) FailWaiting(queue.waiting);
+}
+
+/// What it held are misses from now on; its blocks leave the table bit by bit.
+void EngineImpl::OnDeviceLost(Tier& tier) {
+  KVTIER_CHECK(tier.options.kind == MediumKind::kGpu);
+  if (std::exchange(tier.lost, true)) return;
+  ++changes_;
+  tier.lost_rows = table_.row_limit();
+  tier.circuit.Break();
+  tier.reads.Break();
+  FailAllWaiting(tier);
+}
+
+/// True: more to do.
+bool EngineImpl::AdvanceLosses() {
+  bool more = false;
+  for (Tier& tier : ladder_.tiers()) {
+    const uint32_t end = std::min(tier.lost_row + kSweepRowsPerStep, tier.lost_rows);
+    for (; tier.lost_row < end; ++tier.lost_row) {
+      const EntryId id{tier.lost_row};
+      if (table_.live(id) && table_.at(id).Has(tier.id.value)) EvictCopy(id, tier.id, Reason::kCorrupt);
+    }
+    more |= tier.lost_row < tier.lost_rows;
+  }
+  return more;
 }
 
 TimePoint EngineImpl::NextDeviceLook() const {
@@ -108,7 +156,7 @@ TimePoint EngineImpl::NextDeviceLook() const {
 /// Whether the disk had no room for a new segment, and the block is to go to one that the tier has.
 bool EngineImpl::MakesDoWithLess(Transfer& transfer, const Status& status) {
   Tier& to = ladder_.at(transfer.to);
-  if (status.code() != Code::kResourceExhausted || to.host() || transfer.moved_over) return false;
+  if (status.code() != Code::kResourceExhausted || to.has_slots() || transfer.moved_over) return false;
   if (!to.segments->NoSpaceFor(ladder_.PlaceOf(table_.copy(transfer.entry, to.id)))) return false;
   to.metrics->write_errors.Add();
   to.grow_after = now_ + kGrowPause;

@@ -13,7 +13,11 @@
 
 namespace kvtier {
 
-enum class MediumKind : uint8_t { kHost, kCxl, kNvme };
+enum class MediumKind : uint8_t { kHost, kGpu, kCxl, kNvme };
+/// In slots of arenas, gone with the daemon; the others keep records in segments.
+constexpr bool HasArenas(MediumKind kind) {
+  return kind == MediumKind::kHost || kind == MediumKind::kGpu;
+}
 
 struct TierOptions {
   std::string name;  ///< "hot", "warm", "cxl", "cold"
@@ -49,7 +53,8 @@ struct EngineLimits {
 };
 
 struct EngineOptions {
-  std::vector<TierOptions> tiers;  ///< highest first, 1..kMaxTiers; at least one host tier
+  /// Highest first, 1..kMaxTiers, GPUs above all others; at least one host tier.
+  std::vector<TierOptions> tiers;
   EngineLimits limits;
   uint64_t hash_seed = 0;  ///< random per boot, so that clients cannot aim keys at one bucket of the table
 };
@@ -71,20 +76,20 @@ class EngineEvents {
 /// A step takes completions first, then at most kKeysPerStep keys of commands.
 class Engine {
  public:
-  /// To the threads of one cold tier's device: theirs alone, so that a device that hangs stops no other.
+  /// To the threads of one tier's device: theirs alone, so that a device that hangs stops no other.
   struct DeviceQueues {
     BoundedQueue<Job>* moves = nullptr;        ///< to its transfer workers
-    BoundedQueue<ColdJob>* commits = nullptr;  ///< to its committer
+    BoundedQueue<ColdJob>* commits = nullptr;  ///< to its committer; null for a GPU
   };
   struct Deps {
     BoundedQueue<Command>& commands;
     BoundedQueue<Completion>& completions;
     BoundedQueue<Job>& jobs;                        ///< to the transfer workers: what touches host tiers only
-    std::array<DeviceQueues, kMaxTiers> devices{};  ///< by tier, of cold ones
+    std::array<DeviceQueues, kMaxTiers> devices{};  ///< by tier, of all but host ones
     EngineEvents& events;
     Metrics& metrics;
   };
-  /// `recovery` has one element per tier (empty for host tiers).
+  /// `recovery` has one element per tier (empty for those with arenas).
   /// Errors: kInvalidArgument for options that cannot work, naming the option.
   static Result<std::unique_ptr<Engine>> Make(EngineOptions options, Deps deps,
                                               std::vector<ColdRecovery> recovery);

@@ -22,7 +22,7 @@ Status CheckTier(const TierOptions& tier) {
   }
   if (!tier.tenant.empty() && tier.kind != MediumKind::kCxl)
     return Invalid(name + "only cxl is one tenant's");
-  if (tier.kind == MediumKind::kHost) return Status::Ok();
+  if (HasArenas(tier.kind)) return Status::Ok();
   if (tier.segment_bytes < 2 * kSlotAlign || tier.segment_bytes % kSlotAlign != 0) {
     return Invalid(name + "segment size must be a multiple of 4096, at least 8192");
   }
@@ -38,10 +38,14 @@ Status CheckOptions(const EngineOptions& options, const Engine::Deps& deps, size
   if (options.tiers.empty() || options.tiers.size() > kMaxTiers) {
     return Invalid("there must be 1 to " + std::to_string(kMaxTiers) + " tiers");
   }
-  bool any_host = false;
+  bool any_host = false, only_gpus = true;
   for (const TierOptions& tier : options.tiers) {
     KVTIER_TRY(CheckTier(tier));
     any_host |= tier.kind == MediumKind::kHost;
+    only_gpus &= tier.kind == MediumKind::kGpu;
+    if (tier.kind == MediumKind::kGpu && !only_gpus) {
+      return Invalid("tier \"" + tier.name + "\": a GPU goes above all other tiers");
+    }
   }
   if (!any_host) return Invalid("there must be a host tier: what is read goes through it");
   if (recoveries > options.tiers.size()) return Invalid("more recoveries than tiers");
@@ -53,10 +57,11 @@ Status CheckOptions(const EngineOptions& options, const Engine::Deps& deps, size
   for (size_t i = 0; i < options.tiers.size(); ++i) {
     if (options.tiers[i].kind == MediumKind::kHost) continue;
     const Engine::DeviceQueues& device = deps.devices[i];
-    if (device.moves == nullptr || device.commits == nullptr) {
+    const bool commits = !HasArenas(options.tiers[i].kind);
+    if (device.moves == nullptr || (commits && device.commits == nullptr)) {
       return Invalid("tier \"" + options.tiers[i].name + "\": has no queues to its device");
     }
-    enough &= device.moves->capacity() >= least && device.commits->capacity() >= least;
+    enough &= device.moves->capacity() >= least && (!commits || device.commits->capacity() >= least);
   }
   if (!enough) return Invalid("job and completion queues must hold jobs_in_flight");
   return Status::Ok();
@@ -93,7 +98,7 @@ TimePoint EngineImpl::Step(TimePoint now) {
   FireTimers();
   WatchDevices();
   TakeCommands();
-  const bool sweeping = AdvanceSweeps();
+  const bool sweeping = AdvanceSweeps() | AdvanceLosses();
   Pump();
   AdvanceRemovals();
   AdvanceScrubs();
@@ -188,6 +193,7 @@ void EngineImpl::OnCompletion(Completion completion) {
   const PendingJob job = found->second;
   jobs_.erase(found);
   NoteAnswer(job, completion.id);
+  if (completion.device_lost && job.device) OnDeviceLost(ladder_.at(*job.device));
   OnJobDone(job, std::move(completion));
 }
 
@@ -253,7 +259,7 @@ void EngineImpl::DispatchJobs() {
   for (Tier& tier : ladder_.tiers()) {
     if (tier.host()) continue;
     const DeviceQueues& device = deps_.devices[tier.id.value];
-    tier.commits.Dispatch(*device.commits, limit, now_);
+    if (tier.cold()) tier.commits.Dispatch(*device.commits, limit, now_);
     tier.moves.Dispatch(*device.moves, std::min(limit, kMaxDeviceMoves), now_);
   }
   host_jobs_.Dispatch(deps_.jobs, limit, now_);

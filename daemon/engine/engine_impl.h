@@ -72,7 +72,7 @@ class EngineImpl final : public Engine {
   void DispatchJobs();
   void PublishGauges();
 
-  // devices.cc: cold tiers whose device answers late, badly or not at all
+  // devices.cc: tiers whose device answers late, badly or not at all
   std::optional<TierId> DeviceOf(const PendingJob& pending) const;
   void NoteAnswer(const PendingJob& pending, JobId id);
   void WatchDevices();
@@ -80,6 +80,9 @@ class EngineImpl final : public Engine {
   void OnOverdue(JobId id);
   void Shed(Tier& tier);
   TimePoint NextDeviceLook() const;
+  void FailAllWaiting(Tier& tier);
+  void OnDeviceLost(Tier& tier);
+  bool AdvanceLosses();
   bool MakesDoWithLess(Transfer& transfer, const Status& status);
   void NoteFiles(const Transfer& transfer);
 
@@ -193,7 +196,7 @@ class EngineImpl final : public Engine {
   void OrderMove(Transfer& transfer);
   void OnMoveDone(TransferId id, Completion completion);
   void OnCommitDone(TransferId id, const Completion& completion);
-  void OnWriteFailed(Transfer& transfer, const Status& status);
+  void OnMoveFailed(Transfer& transfer, const Status& status, bool source_failed);
   void SeekAnotherPlace(Transfer& transfer);
   void FinishTransfer(TransferId id, Status status);
   void AbortSeeking(TransferId id, Code code);
@@ -224,10 +227,11 @@ class EngineImpl final : public Engine {
   void DropBadTails(const Transfer& transfer);
   bool DropBadTail(EntryId id, TierId tier, const Place& place, Code code);
 
-  // space_host.cc, space_cold.cc, demotion.cc
+  // space_arenas.cc, space_cold.cc, demotion.cc
   enum class Room : uint8_t { kFreed, kComing, kBusy, kNone };
+  bool CameForReader(const Entry& entry, TierId from) const;
   void Pump();
-  void PumpHost(Tier& tier);
+  void PumpArenas(Tier& tier);
   void PumpClass(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
   bool CreateArena(Tier& tier, const SlotClass& slot_class, SlotQueue& queue);
   void OrderArenaAhead(Tier& tier, const SlotClass& slot_class);

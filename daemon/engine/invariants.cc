@@ -51,8 +51,8 @@ void Ladder::CheckInvariants() const {
         KVTIER_CHECK(place.tier == tier.id && copy.tier == tier.id);
         used += place.bytes;
         parts[IndexOf(place.part)] += place.bytes;
-        if (!tier.host() && copy.lease_pins > 0) ++leased_copies[place.container];
-        if (tier.host()) {
+        if (tier.cold() && copy.lease_pins > 0) ++leased_copies[place.container];
+        if (tier.has_slots()) {
           const ArenaAllocator::Arena& arena = tier.arenas->arena(ArenaId{place.container});
           KVTIER_CHECK(arena.owners[place.slot] == row && arena.spec.tenant == entry.tenant);
         }
@@ -65,10 +65,10 @@ void Ladder::CheckInvariants() const {
       fp16 += Fp16Bytes(entry);
     }
     KVTIER_CHECK(blocks == tier.blocks && used == tier.used_bytes() && fp16 == tier.fp16_bytes);
-    uint64_t ordered = tier.host() ? 0 : tier.order->size();
+    uint64_t ordered = tier.has_slots() ? 0 : tier.order->size();
     for (const auto& [slot_class, queue] : tier.classes) ordered += queue.order->size();
     KVTIER_CHECK(ordered == unleased && leased_copies == tier.leased_copies);
-    if (tier.host()) {
+    if (tier.has_slots()) {
       tier.arenas->CheckInvariants();
     } else {
       tier.segments->CheckInvariants();
@@ -83,8 +83,8 @@ void Ladder::CheckInvariants() const {
 /// Adds the bytes of a block's tails to `parts`, and returns them.
 uint64_t Ladder::CheckTails(EntryId id, const Tier& tier, std::array<uint64_t, kColdParts>& parts) const {
   const Copy& copy = table_.copy(id, tier.id);
-  KVTIER_CHECK(!copy.in_parts || (!tier.host() && copy.state != CopyState::kWriting));
-  if (tier.host()) return 0;
+  KVTIER_CHECK(!copy.in_parts || (tier.cold() && copy.state != CopyState::kWriting));
+  if (tier.has_slots()) return 0;
   uint64_t bytes = 0;
   for (const ColdPart part : kColdTails) {
     const Place place = TailPlace(id, tier.id, part);

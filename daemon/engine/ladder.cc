@@ -33,7 +33,7 @@ Ladder::Ladder(const std::vector<TierOptions>& tiers, BlockTable& table, ModelTa
     tier.admission = AdmissionPolicy(tiers[i].admission);
     tier.metrics = &metrics.tier[i];
     tier.metrics->capacity_bytes.Set(static_cast<int64_t>(tiers[i].capacity_bytes));
-    if (tiers[i].kind == MediumKind::kHost) {
+    if (HasArenas(tiers[i].kind)) {
       tier.arenas = std::make_unique<ArenaAllocator>(tier.id, tiers[i].capacity_bytes);
     } else {
       tier.segments = std::make_unique<SegmentAllocator>(tier.id, tiers[i].segment_bytes,
@@ -58,15 +58,15 @@ Place Ladder::PlaceOf(const Copy& copy) const {
   if (!copy.has_place()) return {};
   const Tier& tier = at(copy.tier);
   const Place place =
-      tier.host() ? tier.arenas->PlaceOf(ArenaId{copy.container}, copy.spot)
-                  : tier.segments->PlaceOf(copy.container, copy.spot * kSlotAlign, copy.place_bytes());
+      tier.has_slots() ? tier.arenas->PlaceOf(ArenaId{copy.container}, copy.spot)
+                       : tier.segments->PlaceOf(copy.container, copy.spot * kSlotAlign, copy.place_bytes());
   // The slot or record is the copy's own until it is freed: it cannot have come into another use.
   KVTIER_CHECK(place.bytes == copy.place_bytes() && static_cast<uint32_t>(place.epoch) == copy.epoch);
   return place;
 }
 
 void Ladder::SetPlace(Copy& copy, const Place& place, const Tier& tier) {
-  const uint64_t spot = tier.host() ? place.slot : place.offset / kSlotAlign;
+  const uint64_t spot = tier.has_slots() ? place.slot : place.offset / kSlotAlign;
   KVTIER_CHECK(place.tier == tier.id && place.part == ColdPart::kBase);
   KVTIER_CHECK(place.bytes <= kMaxPlaceBytes && place.bytes % kSlotAlign == 0 && spot <= UINT32_MAX);
   copy.blocks = static_cast<uint16_t>(place.bytes / kSlotAlign);
@@ -81,8 +81,8 @@ bool Ladder::TakePlace(EntryId id, TierId tier_id, uint64_t image_bytes) {
   KVTIER_CHECK(copy.state == CopyState::kWriting && !copy.has_place());
   Tier& tier = at(tier_id);
   const std::optional<Place> place =
-      tier.host() ? tier.arenas->Allocate(ClassOf(entry, copy.codec, image_bytes), id.value)
-                  : tier.segments->Append(ColdRecordBytes(image_bytes), id.value);
+      tier.has_slots() ? tier.arenas->Allocate(ClassOf(entry, copy.codec, image_bytes), id.value)
+                       : tier.segments->Append(ColdRecordBytes(image_bytes), id.value);
   if (!place) return false;
   SetPlace(copy, *place, tier);
   return true;
@@ -146,7 +146,7 @@ void Ladder::Drop(EntryId id, TierId tier_id) {
 void Ladder::DropWithSegment(EntryId id, TierId tier_id) {
   Tier& tier = at(tier_id);
   Entry& entry = table_.at(id);
-  KVTIER_CHECK(!tier.host() && !table_.copy(entry, tier_id).pinned());
+  KVTIER_CHECK(tier.cold() && !table_.copy(entry, tier_id).pinned());
   Hide(id, tier);
   FreeTails(id, tier);
   Copy& copy = table_.copies().At(entry, tier_id);
@@ -182,7 +182,7 @@ void Ladder::FreePlace(EntryId id, Tier& tier) {
   Copy& copy = table_.copies().At(entry, tier.id);
   KVTIER_CHECK(copy.has_place());
   const Place place = PlaceOf(copy);
-  if (tier.host()) {
+  if (tier.has_slots()) {
     tier.arenas->Free(place);
   } else {
     FreeTails(id, tier);
@@ -210,7 +210,7 @@ void Ladder::Recover(EntryId id, const RecoveredBlock& record) {
 void Ladder::Relocate(EntryId id, TierId tier, const Place& to) {
   Copy& copy = table_.copies().At(table_.at(id), tier);
   KVTIER_CHECK(copy.state == CopyState::kPresent && copy.lease_pins == 0 && copy.job_pins == 1);
-  KVTIER_CHECK(!at(tier).host() && copy.image_bytes <= to.bytes);
+  KVTIER_CHECK(at(tier).cold() && copy.image_bytes <= to.bytes);
   const Place from = PlaceOf(copy);
   SetPlace(copy, to, at(tier));
   GiveUpPlace(id, tier, from);
@@ -236,7 +236,7 @@ void Ladder::Pin(EntryId id, TierId tier_id, PinKind kind) {
   if (copy.lease_pins++ > 0) return;
   Tier& tier = at(tier_id);
   OrderOf(entry, tier).Erase(id.value);
-  if (!tier.host()) ++tier.leased_copies[copy.container];
+  if (tier.cold()) ++tier.leased_copies[copy.container];
 }
 
 void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
@@ -250,7 +250,7 @@ void Ladder::Unpin(EntryId id, TierId tier_id, PinKind kind) {
     KVTIER_CHECK(copy.lease_pins > 0);
     Tier& tier = at(tier_id);
     if (--copy.lease_pins == 0 && copy.state == CopyState::kPresent) EnterOrder(id, tier);
-    if (copy.lease_pins == 0 && !tier.host()) {
+    if (copy.lease_pins == 0 && tier.cold()) {
       const auto leased = tier.leased_copies.find(copy.container);
       KVTIER_CHECK(leased != tier.leased_copies.end());
       if (--leased->second == 0) tier.leased_copies.erase(leased);
@@ -278,7 +278,7 @@ void Ladder::Touch(EntryId id) {
 }
 
 EvictionPolicy& Ladder::OrderOf(const Entry& entry, Tier& tier) {
-  if (!tier.host()) return *tier.order;
+  if (!tier.has_slots()) return *tier.order;
   return *QueueOf(tier, {entry.tenant, table_.copy(entry, tier.id).place_bytes()}).order;
 }
 
@@ -325,7 +325,7 @@ void Ladder::PublishGauges() const {
     }
     tier.metrics->circuit_open.Set(tier.circuit.open() ? 1 : 0);
     tier.metrics->read_circuit_open.Set(tier.reads.open() ? 1 : 0);
-    if (tier.host()) continue;
+    if (tier.has_slots()) continue;
     const uint32_t reserved =
         std::min(tier.segments->segment_limit(), tier.options.keep_tails ? kReservedColdSegments : 2u);
     const uint64_t usable = (tier.segments->segment_limit() - reserved) * tier.options.segment_bytes;

@@ -50,7 +50,7 @@ struct Tier {
   TimePoint demote_after{};    ///< background demotions pause after one that failed
   bool demoting = false;       ///< between the watermarks, on the way down
 
-  // Host tiers.
+  // Tiers with arenas.
   std::unique_ptr<ArenaAllocator> arenas;
   std::map<SlotClass, SlotQueue> classes;
   std::vector<ArenaId> draining;
@@ -87,8 +87,15 @@ struct Tier {
   uint64_t forgets_ordered = 0, forgets_done = 0, forgets_failed = 0;
   TimePoint grow_after{};  ///< the disk was full lately: no new segment files until then
 
-  bool host() const { return arenas != nullptr; }
-  uint64_t used_bytes() const { return host() ? arenas->used_bytes() : segments->live_bytes(); }
+  bool lost = false;                     ///< its GPU is gone for good, and all that stood there
+  uint32_t lost_row = 0, lost_rows = 0;  ///< of the table: next to be told so, and how many are
+
+  /// Its blocks stand in slots of arenas; else in records of segments, and the tier is cold.
+  bool has_slots() const { return arenas != nullptr; }
+  bool cold() const { return arenas == nullptr; }
+  /// Clients map its arenas: what they read stands here, or on a cold tier that they map.
+  bool host() const { return options.kind == MediumKind::kHost; }
+  uint64_t used_bytes() const { return has_slots() ? arenas->used_bytes() : segments->live_bytes(); }
   bool TakesBlocksOf(TenantId who) const { return !tenant || *tenant == who; }
 };
 

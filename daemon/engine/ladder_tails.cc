@@ -10,7 +10,7 @@ namespace kvtier {
 
 Place Ladder::TailPlace(EntryId id, TierId tier_id, ColdPart part) const {
   const Tier& tier = at(tier_id);
-  const TailSpot spot = tier.host() ? TailSpot{} : tier.tails.Find(id, part);
+  const TailSpot spot = tier.has_slots() ? TailSpot{} : tier.tails.Find(id, part);
   if (!spot.there()) return {};
   return tier.segments->PlaceOf(spot.segment, spot.offset(), spot.bytes());
 }
@@ -20,7 +20,7 @@ TailPlaces Ladder::TailsOf(EntryId id, TierId tier) const {
 }
 
 uint64_t Ladder::TailBytesOf(EntryId id, const Tier& tier) const {
-  if (tier.host()) return 0;
+  if (tier.has_slots()) return 0;
   uint64_t bytes = 0;
   for (const ColdPart part : kColdTails) bytes += tier.tails.Find(id, part).bytes();
   return bytes;
@@ -68,7 +68,7 @@ CodecId Ladder::RungWithTails(EntryId id, const Tier& tier) const {
 }
 
 void Ladder::PublishTails(EntryId id, Tier& tier, const MoveOutcome& outcome) {
-  if (tier.host()) return;
+  if (tier.has_slots()) return;
   Copy& copy = table_.copies().At(table_.at(id), tier.id);
   bool completes = true;  // V what K has completed
   for (const ColdPart part : kColdTails) {

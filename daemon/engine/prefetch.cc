@@ -10,8 +10,8 @@ Status EngineImpl::CheckPrefetch(const Prefetch& c) {
   if (session == nullptr) return Status(Code::kStale, "the session is not open");
   KVTIER_TRY(CheckModel(*session, c.model));
   if (c.keys.size() > kMaxKeysPerCall) return Status(Code::kInvalidArgument, "too many keys");
-  if (c.target.value >= ladder_.tiers().size() || !ladder_.at(c.target).host()) {
-    return Status(Code::kInvalidArgument, "the target is no host tier");
+  if (c.target.value >= ladder_.tiers().size() || ladder_.at(c.target).cold()) {
+    return Status(Code::kInvalidArgument, "the target is a cold tier, or none");
   }
   if (prefetches_.size() >= kMaxOperations) return Status(Code::kResourceExhausted, "too many prefetches");
   if (session->tickets.contains(c.ticket)) return Status(Code::kAlreadyExists, "the ticket id is in use");
@@ -55,7 +55,9 @@ void EngineImpl::PrefetchBlock(PrefetchOp& op, EntryId id, TierId target) {
   for (const Tier& tier : ladder_.tiers()) {
     const CopyState state = table_.copy(entry, tier.id).state;
     if (tier.host() && state == CopyState::kWriting) return;  // on its way
-    if (tier.id <= target && state == CopyState::kPresent) return;
+    // What stands on a GPU above is no nearer to who reads from the target.
+    const bool near_enough = tier.id == target || (tier.id < target && tier.host());
+    if (near_enough && state == CopyState::kPresent) return;
   }
   const TierId source = BestSource(entry);
   if (table_.copy(entry, target).state != CopyState::kAbsent) return;

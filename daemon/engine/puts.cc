@@ -163,7 +163,7 @@ void EngineImpl::StorePutBlock(PutOp& op, uint32_t index, uint32_t first_tier) {
                        .deadline = op.deadline,
                        .staged = block.source,
                        .waiter = Waiter{Waiter::Kind::kPut, op.id, index},
-                       .least = durable && !tier.host() ? Precision::kInt4 : Precision::kNone});
+                       .least = durable && tier.cold() ? Precision::kInt4 : Precision::kNone});
     KVTIER_CHECK(transfer != TransferId{});
     return;
   }
@@ -260,7 +260,7 @@ void EngineImpl::StartPersist(PutOp& op, uint32_t index, EntryId id) {
   const Entry& entry = table_.at(id);
   const TierId tier = *PersistentTier(entry.tenant);
   for (const Tier& one : ladder_.tiers()) {
-    if (!one.host() && one.options.persistent && entry.Has(one.id.value)) return;  // durable already
+    if (one.cold() && one.options.persistent && entry.Has(one.id.value)) return;  // durable already
   }
   PutOp::Block& block = op.blocks[index];
   const Waiter waiter{Waiter::Kind::kDurable, op.id, index};

@@ -22,7 +22,7 @@ void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
   }
   for (size_t i = 0; i < recovery.size(); ++i) {
     Tier& tier = ladder_.tiers()[i];
-    if (tier.host()) continue;
+    if (tier.has_slots()) continue;
     tier.segments->StartAt(recovery[i].least_sequence);
     for (const ModelRecord& record : recovery[i].models) RecoverModel(tier, record);
     for (const RecoveredSegment& segment : recovery[i].segments) tier.segments->Recover(segment);
@@ -34,7 +34,7 @@ void EngineImpl::Recover(std::vector<ColdRecovery> recovery) {
     if (table_.live(id) && table_.at(id).in_table) OnStored(id, {});
   }
   for (Tier& tier : ladder_.tiers()) {
-    if (!tier.host()) FlushErases(tier);
+    if (tier.cold()) FlushErases(tier);
   }
   OrderArenasForReaders();
   PublishGauges();

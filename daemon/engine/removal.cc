@@ -41,8 +41,9 @@ void EngineImpl::CountDeparture(EntryId id, TierId tier, Reason reason) {
   Departure departure = Departure::kRemoved;
   if (reason == Reason::kCapacity) {
     departure = Departure::kEvicted;
-    for (uint32_t lower = tier.value + 1u; lower < ladder_.tiers().size(); ++lower) {
-      if (entry.Has(lower)) departure = Departure::kDemoted;
+    for (const Tier& other : ladder_.tiers()) {
+      const bool stays = other.id > tier || other.options.kind == MediumKind::kGpu;
+      if (stays && other.id != tier && entry.Has(other.id.value)) departure = Departure::kDemoted;
     }
   } else if (reason == Reason::kCorrupt) {
     departure = Departure::kCorrupt;
@@ -94,7 +95,7 @@ void EngineImpl::Quarantine(EntryId id, TierId tier) {
 bool EngineImpl::OnColdTier(EntryId id) const {
   const Entry& entry = table_.at(id);
   return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(), [&](const Tier& tier) {
-    return !tier.host() && table_.copy(entry, tier.id).state != CopyState::kAbsent;
+    return tier.cold() && table_.copy(entry, tier.id).state != CopyState::kAbsent;
   });
 }
 

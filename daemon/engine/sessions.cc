@@ -132,7 +132,7 @@ void EngineImpl::PersistModel(ModelId id) {
   Model& model = models_.at(id);
   for (const Tier& tier : ladder_.tiers()) {
     Persisted& persisted = model.persisted[tier.id.value];
-    if (tier.host() || persisted != Persisted::kNo || !tier.TakesBlocksOf(model.tenant)) continue;
+    if (tier.has_slots() || persisted != Persisted::kNo || !tier.TakesBlocksOf(model.tenant)) continue;
     persisted = Persisted::kOrdered;
     EnqueueCold(
         {.kind = PendingJob::Kind::kPutModel, .tier = tier.id, .model = id},

@@ -73,8 +73,10 @@ bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<Tie
   if (from && !ladder_.at(*from).reads.Allows(now_)) return false;
   if (!to.TakesBlocksOf(entry.tenant)) return false;
   const Target target = TargetFor(entry, from, to, purpose, Precision::kNone);
-  if (to.host())
-    return to.arenas->CouldFit(ladder_.ClassOf(entry, target.codec->id, target.image_bytes).slot_bytes);
+  if (to.has_slots()) {
+    return to.circuit.Allows(now_) &&
+           to.arenas->CouldFit(ladder_.ClassOf(entry, target.codec->id, target.image_bytes).slot_bytes);
+  }
   if (models_.at(entry.model).persisted[to.id.value] == Persisted::kRefused) return false;
   return to.circuit.Allows(now_) && (to.segments->has_segments() || now_ >= to.grow_after) &&
          to.segments->CouldFit(ColdRecordBytes(target.image_bytes));
@@ -82,7 +84,7 @@ bool EngineImpl::CouldTake(const Tier& to, const Entry& entry, std::optional<Tie
 
 std::optional<TierId> EngineImpl::PersistentTier(std::optional<TenantId> tenant) const {
   for (const Tier& tier : ladder_.tiers()) {
-    if (tier.host() || !tier.options.persistent) continue;
+    if (tier.has_slots() || !tier.options.persistent) continue;
     if (!tenant || tier.TakesBlocksOf(*tenant)) return tier.id;
   }
   return std::nullopt;
@@ -90,13 +92,16 @@ std::optional<TierId> EngineImpl::PersistentTier(std::optional<TenantId> tenant)
 
 bool EngineImpl::HasColdTier() const {
   return std::any_of(ladder_.tiers().begin(), ladder_.tiers().end(),
-                     [](const Tier& tier) { return !tier.host(); });
+                     [](const Tier& tier) { return tier.cold(); });
 }
 
 TierId EngineImpl::BestSource(const Entry& entry) const {
   TierId best{};
   for (uint8_t i = 0; i < ladder_.tiers().size(); ++i) {
-    if (entry.precision[i] > entry.precision[best.value]) best = TierId{i};
+    const Precision known = entry.precision[best.value], own = entry.precision[i];
+    // Of equals the higher, but for a GPU, whose copy would come over the bus.
+    const bool nearer = ladder_.at(best).options.kind == MediumKind::kGpu && ladder_.tiers()[i].host();
+    if (own > known || (own == known && own != Precision::kNone && nearer)) best = TierId{i};
   }
   KVTIER_CHECK(entry.Has(best.value));
   return best;
@@ -131,8 +136,8 @@ TransferId EngineImpl::StartTransfer(TransferRequest request) {
   } else {
     transfer.source_codec = RawCodecOf(models_.ShapeOf(entry).dtype);
   }
+  if (to.cold()) PersistModel(entry.model);
   if (!to.host()) {
-    PersistModel(entry.model);
     transfer.probe = to.circuit.open();
     to.circuit.OnStart();
   }
@@ -162,14 +167,14 @@ void EngineImpl::SeekSpace(Transfer& transfer) {
   transfer.stage = Transfer::Stage::kSeeking;
   Tier& to = ladder_.at(transfer.to);
   std::deque<TransferId>* waiting = &to.waiting;
-  if (to.host()) {
+  if (to.has_slots()) {
     waiting = &ladder_
                    .QueueOf(to, ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id,
                                                 transfer.image_bytes))
                    .waiting;
   }
-  const bool taken =
-      waiting->empty() && (to.host() ? ladder_.TakePlace(transfer.entry, transfer.to, transfer.image_bytes)
+  const bool taken = waiting->empty() &&
+                     (to.has_slots() ? ladder_.TakePlace(transfer.entry, transfer.to, transfer.image_bytes)
                                      : TakeColdPlaces(to, transfer) == Places::kTaken);
   if (taken) return OrderMove(transfer);
   waiting->push_back(transfer.id);
@@ -181,7 +186,7 @@ void EngineImpl::OrderMove(Transfer& transfer) {
   CountInFlight(transfer, 1);
   const Entry& entry = table_.at(transfer.entry);
   Tier& to = ladder_.at(transfer.to);
-  if (to.host()) OrderArenaAhead(to, {entry.tenant, table_.copy(entry, transfer.to).place_bytes()});
+  if (to.has_slots()) OrderArenaAhead(to, {entry.tenant, table_.copy(entry, transfer.to).place_bytes()});
   MoveOrder order;
   order.identity = models_.IdentityOf(entry);
   order.meta = {.parent = entry.parent, .floor = entry.floor, .is_tail = entry.is_tail};
@@ -209,34 +214,37 @@ void EngineImpl::OrderMove(Transfer& transfer) {
 
 void EngineImpl::OnMoveDone(TransferId id, Completion completion) {
   Transfer& transfer = transfers_.at(id);
-  const Status& status = completion.status;
+  Status status = completion.status;
+  if (status.ok() && ladder_.at(transfer.to).lost) status = Status(Code::kUnavailable, "the GPU was lost");
   if (status.code() == Code::kOutOfRange && completion.outcome.needed_bytes > transfer.image_bytes &&
       !transfer.regrown) {
     transfer.regrown = true;
     transfer.image_bytes = completion.outcome.needed_bytes;
     const Tier& to = ladder_.at(transfer.to);
     const bool fits =
-        to.host() ? to.arenas->CouldFit(
-                        ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id, transfer.image_bytes)
-                            .slot_bytes)
-                  : to.segments->CouldFit(ColdRecordBytes(transfer.image_bytes));
+        to.has_slots()
+            ? to.arenas->CouldFit(
+                  ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id, transfer.image_bytes)
+                      .slot_bytes)
+            : to.segments->CouldFit(ColdRecordBytes(transfer.image_bytes));
     if (!fits) return FinishTransfer(id, Status(Code::kResourceExhausted, "the image does not fit the tier"));
     return SeekAnotherPlace(transfer);
   }
   if (MakesDoWithLess(transfer, status)) return SeekAnotherPlace(transfer);
   if (!status.ok()) {
-    OnWriteFailed(transfer, status);
+    OnMoveFailed(transfer, status, completion.outcome.source_failed);
     return FinishTransfer(id, ForCallers(status));
   }
   transfer.outcome = completion.outcome;
   if (transfer.from) ladder_.at(*transfer.from).reads.OnSuccess();
   DropBadTails(transfer);
-  if (!ladder_.at(transfer.to).host()) {
+  if (ladder_.at(transfer.to).cold()) {
     NoteFiles(transfer);
     CountWritten(transfer);
   }
+  if (ladder_.at(transfer.to).has_slots()) ladder_.at(transfer.to).circuit.OnSuccess();
   const Entry& entry = table_.at(transfer.entry);
-  if (ladder_.at(transfer.to).host() || !entry.in_table) return FinishTransfer(id, Status::Ok());
+  if (ladder_.at(transfer.to).has_slots() || !entry.in_table) return FinishTransfer(id, Status::Ok());
   transfer.stage = Transfer::Stage::kCommitting;
   ColdRecord record = ladder_.RecordOf(entry, transfer.to);
   record.codec = transfer.outcome.codec;
@@ -278,7 +286,7 @@ void EngineImpl::OnCommitDone(TransferId id, const Completion& completion) {
   FinishTransfer(id, ForCallers(status));
 }
 
-void EngineImpl::OnWriteFailed(Transfer& transfer, const Status& status) {
+void EngineImpl::OnMoveFailed(Transfer& transfer, const Status& status, bool source_failed) {
   Tier& to = ladder_.at(transfer.to);
   switch (status.code()) {
     case Code::kDataLoss:
@@ -293,7 +301,7 @@ void EngineImpl::OnWriteFailed(Transfer& transfer, const Status& status) {
       break;
   }
   const bool device = IsDeviceFailure(status.code());
-  if (transfer.from && !ladder_.at(*transfer.from).host() && to.host()) {
+  if (transfer.from && !ladder_.at(*transfer.from).host() && (source_failed || to.host())) {
     ladder_.at(*transfer.from).metrics->read_errors.Add();
     if (device) ladder_.at(*transfer.from).reads.OnFailure(now_);
     return;
@@ -308,11 +316,11 @@ void EngineImpl::AbortSeeking(TransferId id, Code code) {
   const Transfer& transfer = found->second;
   Tier& to = ladder_.at(transfer.to);
   std::deque<TransferId>& waiting =
-      to.host() ? ladder_
-                      .QueueOf(to, ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id,
-                                                   transfer.image_bytes))
-                      .waiting
-                : to.waiting;
+      to.has_slots() ? ladder_
+                           .QueueOf(to, ladder_.ClassOf(table_.at(transfer.entry), transfer.codec->id,
+                                                        transfer.image_bytes))
+                           .waiting
+                     : to.waiting;
   std::erase(waiting, id);
   FinishTransfer(id, Status(code, "no space was found for the block"));
 }

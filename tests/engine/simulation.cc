@@ -45,6 +45,12 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
     cxl_ = TierId{static_cast<uint8_t>(nvme - harness.tiers.begin())};
     harness.tiers.insert(nvme, std::move(cxl));
   }
+  if (options_.gpu) {
+    const uint64_t bytes = scale * (128 + 64 * Random(6)) * kKiB;
+    // In place of the tier in host memory, or above it.
+    if (shape > 0 && Chance(50)) harness.tiers.erase(harness.tiers.begin());
+    harness.tiers.insert(harness.tiers.begin(), GpuTier("gpu", bytes, hot));
+  }
   harness.limits.lease_share = 0.25 + 0.1 * static_cast<double>(Random(6));
   harness.limits.jobs_in_flight = static_cast<uint32_t>(2 + Random(40));
   harness.limits.default_lease_ttl = std::chrono::milliseconds(50);
@@ -118,7 +124,15 @@ std::optional<std::string> Simulation::Run() {
   return violation_;
 }
 
+void Simulation::LoseGpuSometimes() {
+  constexpr uint64_t kStepsPerLoss = 8000;
+  if (!options_.gpu || options_.roomy || Random(kStepsPerLoss) > 0) return;
+  lost_gpu_ = true;
+  harness_->fake().LoseGpu(TierId{0});
+}
+
 void Simulation::Act() {
+  LoseGpuSometimes();
   if (clients_.empty()) return OpenClient();
   const uint64_t action = Random(100);
   if (action < 40) {

@@ -22,6 +22,8 @@ struct SimulationOptions {
   bool publish_failed_moves = false;
   /// A CXL tier for the first tenant, whose sessions read it in place.
   bool mapped_store = false;
+  /// The first tier is on a GPU, which some runs lose.
+  bool gpu = false;
 };
 
 /// Random requests of several sessions of two tenants against an engine on a fake ladder, whose jobs end
@@ -37,6 +39,7 @@ class Simulation {
   uint64_t acquired() const { return acquired_; }
   /// Of those, where they stand on a cold tier.
   uint64_t read_in_place() const { return read_in_place_; }
+  bool lost_gpu() const { return lost_gpu_; }
   uint64_t restarts() const { return restarts_; }
   const Metrics& metrics() { return harness_->metrics(); }
 
@@ -89,6 +92,7 @@ class Simulation {
   void SendAdmin();
   void Restart();
   void RunOneJob();
+  void LoseGpuSometimes();
   void InstallFaults();
   void Finish();
 
@@ -136,6 +140,7 @@ class Simulation {
   uint64_t pending_replies_ = 0;
   std::optional<TierId> cxl_;  ///< that the first tenant maps
   uint64_t read_in_place_ = 0;
+  bool lost_gpu_ = false;
   uint64_t acquired_ = 0;
   uint64_t restarts_ = 0;
   uint64_t stored_at_boot_ = 0;

@@ -14,6 +14,12 @@ TierOptions HostTier(std::string name, uint64_t capacity_bytes, CodecId codec) {
   return tier;
 }
 
+TierOptions GpuTier(std::string name, uint64_t capacity_bytes, CodecId codec) {
+  TierOptions tier = HostTier(std::move(name), capacity_bytes, codec);
+  tier.kind = MediumKind::kGpu;
+  return tier;
+}
+
 TierOptions ColdTier(std::string name, uint64_t capacity_bytes, uint64_t segment_bytes, CodecId codec) {
   TierOptions tier = HostTier(std::move(name), capacity_bytes, codec);
   tier.kind = MediumKind::kNvme;
@@ -62,7 +68,10 @@ void EngineHarness::MakeEngine(std::vector<ColdRecovery> recovery) {
   }
   metrics_ = std::make_unique<Metrics>();
   std::array<Engine::DeviceQueues, kMaxTiers> devices;
-  for (size_t i = 0; i < devices.size(); ++i) devices[i] = {&devices_[i].moves, &devices_[i].commits};
+  for (size_t i = 0; i < engine.tiers.size(); ++i) {
+    devices[i].moves = &devices_[i].moves;
+    if (!HasArenas(engine.tiers[i].kind)) devices[i].commits = &devices_[i].commits;
+  }
   auto made = Engine::Make(std::move(engine),
                            {.commands = commands_,
                             .completions = completions_,
@@ -91,7 +100,7 @@ void EngineHarness::Restart() {
   published.clear();
   std::vector<ColdRecovery> recovery;
   for (size_t i = 0; i < options_.tiers.size(); ++i) {
-    const bool cold = options_.tiers[i].kind != MediumKind::kHost;
+    const bool cold = !HasArenas(options_.tiers[i].kind);
     recovery.push_back(cold ? fake_.Recovery(TierId{static_cast<uint8_t>(i)}) : ColdRecovery{});
   }
   fake_.ForgetArenas();
@@ -101,7 +110,7 @@ void EngineHarness::Restart() {
 
 bool EngineHarness::has_cold() const {
   for (const TierOptions& tier : options_.tiers) {
-    if (tier.kind != MediumKind::kHost) return true;
+    if (!HasArenas(tier.kind)) return true;
   }
   return false;
 }

@@ -35,6 +35,7 @@ Medium* FakeLadder::medium(TierId tier) {
 
 Completion FakeLadder::Execute(const Job& job) {
   Completion done{.id = job.id, .status = Status::Ok(), .outcome = {}};
+  if (FailsOnLostGpu(job, done)) return done;
   const std::optional<Status> fault = job_fault ? job_fault(job) : std::nullopt;
   if (fault && !publish_failed_moves) {
     done.status = *fault;
@@ -92,8 +93,7 @@ Status FakeLadder::Move(const MoveOrder& order, MoveOutcome& outcome) {
   const Codec& codec = *FindCodec(image.codec);
   uint64_t bytes = PlainImageBytes(codec, order.identity.shape);
   if (has_raw_layer && has_raw_layer(image.owner) && !IsRawCodec(image.codec)) bytes += kRawLayerExtra;
-  const bool host = arenas_.contains(order.target.container) &&
-                    arenas_.at(order.target.container).tier == order.target.tier;
+  const bool host = InArena(order.target);
   const uint64_t room = host ? order.target.bytes : order.target.bytes - kColdRecordHeaderBytes;
   if (bytes > room) {
     outcome.needed_bytes = bytes;
@@ -225,7 +225,40 @@ void FakeLadder::Corrupt(const Place& place) {
   images_.at(SpotOf(place)).corrupt = true;
 }
 
+void FakeLadder::LoseGpu(TierId tier) {
+  lost_gpus_.insert(tier);
+  std::erase_if(images_, [tier](const auto& item) { return std::get<0>(item.first) == tier.value; });
+}
+
+bool FakeLadder::InArena(const Place& place) const {
+  const auto arena = arenas_.find(place.container);
+  return arena != arenas_.end() && arena->second.tier == place.tier;
+}
+
+bool FakeLadder::FailsOnLostGpu(const Job& job, Completion& done) const {
+  bool touched = false;
+  done.device_lost = true;
+  if (const auto* move = std::get_if<MoveJob>(&job.work)) {
+    const MoveOrder& order = move->order;
+    done.outcome.source_failed = !order.staged && lost_gpus_.contains(order.source.tier);
+    touched = done.outcome.source_failed || lost_gpus_.contains(order.target.tier);
+    // The threads of another device, which did the job, do not know the GPU.
+    done.device_lost = (order.staged || InArena(order.source)) && InArena(order.target);
+  } else if (const auto* create = std::get_if<CreateArenaJob>(&job.work)) {
+    touched = lost_gpus_.contains(create->spec.tier);
+  } else if (const auto* verify = std::get_if<VerifyJob>(&job.work)) {
+    touched = lost_gpus_.contains(verify->place.tier);
+  }
+  if (touched) {
+    done.status = Status(Code::kUnavailable, "GPU lost");
+  } else {
+    done.device_lost = done.outcome.source_failed = false;
+  }
+  return touched;
+}
+
 void FakeLadder::ForgetArenas() {
+  lost_gpus_.clear();
   std::erase_if(images_, [this](const auto& item) {
     const auto arena = arenas_.find(std::get<1>(item.first));
     return arena != arenas_.end() && arena->second.tier.value == std::get<0>(item.first);

@@ -44,6 +44,8 @@ class FakeLadder {
   /// What a reader of the place would find; nothing when the place was never written or is reused.
   std::optional<Image> At(const Place& place) const;
   void Corrupt(const Place& place);
+  /// Its GPU is gone: what stood there is nowhere, and jobs that touch it say so.
+  void LoseGpu(TierId tier);
   /// Host memory dies with the daemon.
   void ForgetArenas();
   /// What a restart would find.
@@ -60,10 +62,13 @@ class FakeLadder {
   std::optional<Image> ReadParts(const MoveOrder& order, MoveOutcome& outcome) const;
   void WriteTails(const MoveOrder& order, const Image& whole, MoveOutcome& outcome);
   void NoteSegment(const Place& place);
+  bool InArena(const Place& place) const;
+  bool FailsOnLostGpu(const Job& job, Completion& done) const;
   Status Erase(const EraseJob& erase);
 
   std::map<Spot, Image> images_;
   std::map<uint32_t, ArenaSpec> arenas_;
+  std::set<TierId> lost_gpus_;
   std::map<std::tuple<uint8_t, Key, ColdPart>, ColdRecord> index_;
   std::map<std::pair<uint8_t, uint32_t>, RecoveredSegment> segments_;
   std::map<NamespaceDigest, ModelRecord> models_;

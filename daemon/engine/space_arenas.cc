@@ -19,8 +19,8 @@ void EngineImpl::Pump() {
   for (int round = 0; round < kPumpRounds; ++round) {
     const uint64_t before = changes_;
     for (Tier& tier : ladder_.tiers()) {
-      if (tier.host()) {
-        PumpHost(tier);
+      if (tier.has_slots()) {
+        PumpArenas(tier);
       } else {
         PumpCold(tier);
       }
@@ -30,7 +30,7 @@ void EngineImpl::Pump() {
   pump_again_ = true;
 }
 
-void EngineImpl::PumpHost(Tier& tier) {
+void EngineImpl::PumpArenas(Tier& tier) {
   AdvanceDrains(tier);
   for (auto& [slot_class, queue] : tier.classes) {
     if (!queue.waiting.empty()) PumpClass(tier, slot_class, queue);
@@ -102,7 +102,7 @@ void EngineImpl::OnArenaCreated(const PendingJob& job, const Status& status) {
     return;
   }
   tier.arenas->Created(job.arena);
-  deps_.events.OnArenaPublished(spec);
+  if (tier.host()) deps_.events.OnArenaPublished(spec);
 }
 
 EngineImpl::Room EngineImpl::MakeRoom(Tier& tier, const SlotClass& slot_class, SlotQueue& queue) {
@@ -237,11 +237,13 @@ void EngineImpl::RetireArena(Tier& tier, ArenaId id) {
   RetiredArena& retired = retired_[id];
   retired.tier = tier.id;
   retired.since = now_;
-  for (const auto& [session_id, session] : sessions_) {
-    if (session.tenant == tenant) retired.mapped_by.insert(session_id);
+  if (tier.host()) {
+    for (const auto& [session_id, session] : sessions_) {
+      if (session.tenant == tenant) retired.mapped_by.insert(session_id);
+    }
+    deps_.events.OnArenaRetired(id, tenant);
+    timers_.Add({now_ + kUnmapPatience, TimerKind::kReclaim, id.value});
   }
-  deps_.events.OnArenaRetired(id, tenant);
-  timers_.Add({now_ + kUnmapPatience, TimerKind::kReclaim, id.value});
   ReleaseRetired(id);
 }
 
