@@ -15,8 +15,8 @@ build="ca-certificates cmake ccache g++ libboost-context-dev libcli11-dev libfmt
 engine="curl libcpp-httplib-dev nlohmann-json3-dev python3-pip"
 observe="curl prometheus"
 packaging="dpkg-dev"
-test="abigail-tools chromium clang-format e2fsprogs fuse3 git libfuse3-dev python3-pip python3-pytest
-  python3-seccomp python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs"
+test="abigail-tools chromium clang-format e2fsprogs fish fuse3 git libfuse3-dev man-db mandoc python3-pip python3-pytest
+  python3-seccomp python3-setuptools python3-wheel python3-yaml shellcheck systemd valgrind xfsprogs zsh"
 # A kubectl of another package, Kubernetes' own for one, does as well, and Debian's does not install beside it.
 command -v kubectl >/dev/null || test="$test kubernetes-client"
 full="busybox-static clang clang-tidy cpio debootstrap dmsetup fio g++-aarch64-linux-gnu googletest kmod libclang-rt-14-dev

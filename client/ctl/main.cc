@@ -1,5 +1,5 @@
-// kvtierctl: looks into a running daemon and tells it what to do, or into a store that none uses. Exit codes:
-// 0 done, 1 error or damage, 2 usage.
+// kvtierctl: looks into a running daemon and tells it what to do, or into a store or configuration that none
+// uses. Exit codes: 0 done, 1 error or damage, 2 usage.
 #include <CLI/CLI.hpp>
 
 #include <charconv>
@@ -9,6 +9,9 @@
 #include <functional>
 #include <string>
 
+#include "client/ctl/command_tree.h"
+#include "client/ctl/completion.h"
+#include "client/ctl/config_check.h"
 #include "client/ctl/output.h"
 #include "client/ctl/size.h"
 #include "client/ctl/store_verbs.h"
@@ -56,7 +59,7 @@ struct Arguments {
   uint64_t count = 0;
   uint32_t model = 0;
   uint64_t limit = 0;
-  std::string store, key, dtype = "fp16";
+  std::string store, key, dtype = "fp16", config_file, shell;
   std::string metrics = kDefaultMetrics;
   double interval_s = 2;
   uint64_t frames = 0;
@@ -86,7 +89,16 @@ class VerbTable {
 
   VerbTable(CLI::App& app, const Arguments& arguments) : app_(app), arguments_(arguments) {}
   CLI::App* Add(const char* name, const char* what, Run does) {
-    CLI::App* added = app_.add_subcommand(name, what);
+    return AddTo(app_, name, what, std::move(does));
+  }
+  /// What verbs of two words begin with.
+  CLI::App& AddGroup(const char* name, const char* what) {
+    CLI::App* group = app_.add_subcommand(name, what);
+    group->require_subcommand(1);
+    return *group;
+  }
+  CLI::App* AddTo(CLI::App& group, const char* name, const char* what, Run does) {
+    CLI::App* added = group.add_subcommand(name, what);
     added->callback([this, does = std::move(does)] { chosen_ = does; });
     return added;
   }
@@ -188,6 +200,20 @@ SizeRequest Completed(const Arguments& arguments) {
   return request;
 }
 
+void AddConfig(VerbTable& verbs, Arguments& arguments) {
+  const auto check = [&arguments]() -> Result<std::string> {
+    KVTIER_ASSIGN(const std::string daemon, FindDaemonProgram());
+    return CheckConfig(daemon, arguments.config_file, arguments.format(),
+                       std::chrono::seconds(arguments.timeout_s));
+  };
+  CLI::App& config = verbs.AddGroup("config", "the configuration of a daemon");
+  verbs.AddTo(config, "check", "check a configuration by `kvtierd --check`; asks no running daemon", check)
+      ->add_option("FILE", arguments.config_file, "a kvtier.toml")
+      ->required()
+      ->check(CheckNamed)
+      ->type_name("FILE");
+}
+
 void AddSize(VerbTable& verbs, Arguments& arguments) {
   CLI::App* size = verbs.Add("size", "what tiers of a size hold of a model; asks no daemon",
                              [&arguments] { return SizeReport(Completed(arguments), arguments.format()); });
@@ -223,6 +249,22 @@ void AddSize(VerbTable& verbs, Arguments& arguments) {
       ->check(CheckReal);
 }
 
+std::string CompletionOf(const CLI::App& app, const std::string& shell) {
+  const Command program = CommandTree(app);
+  return shell == "bash"  ? BashCompletion(program)
+         : shell == "zsh" ? ZshCompletion(program)
+                          : FishCompletion(program);
+}
+
+void AddCompletion(VerbTable& verbs, const CLI::App& app, Arguments& arguments) {
+  verbs
+      .Add("completion", "print what makes a shell complete kvtierctl's command line",
+           [&app, &arguments]() -> Result<std::string> { return CompletionOf(app, arguments.shell); })
+      ->add_option("SHELL", arguments.shell, "whose")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+}
+
 int Fail(const kvtier::Status& status, Format format) {
   if (format == Format::kJson) {
     JsonWriter json;
@@ -253,6 +295,7 @@ int Main(int argc, char** argv) {
   Arguments arguments;
   app.add_option("--socket", arguments.socket, "the daemon's socket")
       ->envname("KVTIER_SOCKET")
+      ->type_name("PATH")
       ->capture_default_str();
   app.add_option("--timeout", arguments.timeout_s, "seconds to wait for an answer")
       ->check(CLI::Range(1, 86'400))
@@ -263,6 +306,8 @@ int Main(int argc, char** argv) {
   VerbTable verbs(app, arguments);
   AddVerbs(verbs, arguments);
   AddTop(verbs, arguments);
+  AddConfig(verbs, arguments);
+  AddCompletion(verbs, app, arguments);
   AddSize(verbs, arguments);
   try {
     app.parse(argc, argv);

@@ -37,7 +37,7 @@ in_tree() {
 
 check_as_installed() {
   in_tree test -e /etc/kvtier/kvtier.toml
-  in_tree kvtierd --config /etc/kvtier/kvtier.toml --check
+  in_tree kvtierctl config check /etc/kvtier/kvtier.toml
   in_tree getent passwd kvtier
   # What systemd makes for the unit, RuntimeDirectory and StateDirectory; and capacities that fit any machine.
   in_tree install -d -o kvtier -g kvtier -m 0700 /run/kvtier /var/lib/kvtier
