@@ -7,6 +7,9 @@ install(FILES deploy/kvtier.toml DESTINATION ${CMAKE_INSTALL_DATADIR}/kvtier)
 install(FILES deploy/kubernetes/seccomp-kvtier.json DESTINATION ${CMAKE_INSTALL_DATADIR}/kvtier)
 install(DIRECTORY monitoring/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvtier/monitoring
         PATTERN "*.h" EXCLUDE PATTERN "*.cc" EXCLUDE PATTERN "CMakeLists.txt" EXCLUDE)
+install(FILES deploy/man/kvtierctl.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES deploy/man/kvtier.toml.5 DESTINATION ${CMAKE_INSTALL_MANDIR}/man5)
+install(FILES deploy/man/kvtierd.8 DESTINATION ${CMAKE_INSTALL_MANDIR}/man8)
 install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(CPACK_PACKAGE_NAME kvtier)

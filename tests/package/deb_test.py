@@ -26,7 +26,9 @@ def test_it_holds_all_that_an_operator_needs_below_usr(package):
     held = {str(path.relative_to(package / "usr")) for path in (package / "usr").rglob("*") if path.is_file()}
     assert {"bin/kvtierd", "bin/kvtierctl", "lib/systemd/system/kvtierd.service", "lib/sysusers.d/kvtier.conf",
             "share/kvtier/kvtier.toml", "share/kvtier/seccomp-kvtier.json", "share/kvtier/monitoring/rules/alerts.yml",
-            "share/kvtier/monitoring/RUNBOOK.md", "include/kvtier/kvtier.h"} <= held
+            "share/kvtier/monitoring/RUNBOOK.md", "include/kvtier/kvtier.h", "share/bash-completion/completions/kvtierctl",
+            "share/zsh/vendor-completions/_kvtierctl", "share/fish/vendor_completions.d/kvtierctl.fish",
+            "share/man/man1/kvtierctl.1", "share/man/man5/kvtier.toml.5", "share/man/man8/kvtierd.8"} <= held
     assert any(re.fullmatch(r"lib/.*libkvtier\.so\.1\.\d+\.\d+", name) for name in held)
     assert not [name for name in held if re.search(r"monitoring/.*\.(h|cc)$|CMakeLists|test", name)]
 

@@ -83,3 +83,12 @@ def test_the_library_exports_the_c_functions_under_their_version_and_nothing_els
 def test_the_programs_run(prefix):
     assert run(prefix / "bin/kvtierctl", "--version").strip()
     assert run(prefix / "bin/kvtierd", "--version").strip()
+    assert "ok" in run(prefix / "bin/kvtierctl", "config", "check", prefix / "share/kvtier/kvtier.toml")
+
+
+def test_shells_and_man_find_what_is_theirs(prefix):
+    for shell, place in {"bash": "bash-completion/completions/kvtierctl", "zsh": "zsh/site-functions/_kvtierctl",
+                         "fish": "fish/vendor_completions.d/kvtierctl.fish"}.items():
+        assert (prefix / "share" / place).read_text() == run(prefix / "bin/kvtierctl", "completion", shell)
+    for section, page in ((1, "kvtierctl"), (5, "kvtier.toml"), (8, "kvtierd")):
+        assert page in run("man", "--manpath", prefix / "share/man", section, page)
