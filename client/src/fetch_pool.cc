@@ -1,6 +1,6 @@
 #include "client/src/fetch_pool.h"
 
-#include <pthread.h>
+#include <sched.h>
 
 #include <system_error>
 #include <utility>
@@ -20,7 +20,7 @@ Status FetchPool::Start(std::shared_ptr<LayerFetch> fetch) {
     if (fetches_.size() >= kMaxFetches) return Status(Code::kResourceExhausted, "too many fetches under way");
     KVTIER_TRY(StartThreads());
     fetches_.push_back(std::move(fetch));
-    LeaveCpu(::sched_getcpu());
+    others_.Leave(threads_, ::sched_getcpu());
   }
   changed_.notify_all();
   return Status::Ok();
@@ -28,26 +28,11 @@ Status FetchPool::Start(std::shared_ptr<LayerFetch> fetch) {
 
 Status FetchPool::StartThreads() {
   try {
-    while (threads_.size() < wanted_threads_) {
-      threads_.emplace_back([this] { Run(); });
-      if (::pthread_getaffinity_np(threads_.back().native_handle(), sizeof(allowed_), &allowed_) != 0)
-        CPU_ZERO(&allowed_);
-    }
+    while (threads_.size() < wanted_threads_) threads_.emplace_back([this] { Run(); });
   } catch (const std::system_error&) {
     if (threads_.empty()) return Status(Code::kResourceExhausted, "no thread left");
   }
   return Status::Ok();
-}
-
-void FetchPool::LeaveCpu(int cpu) {
-  if (cpu < 0 || cpu >= CPU_SETSIZE || cpu == left_cpu_) return;
-  left_cpu_ = cpu;
-  cpu_set_t others = allowed_;
-  CPU_CLR(cpu, &others);
-  if (CPU_COUNT(&others) == 0) return;
-  // Where that is refused they run where they did.
-  for (std::thread& thread : threads_)
-    ::pthread_setaffinity_np(thread.native_handle(), sizeof(others), &others);
 }
 
 void FetchPool::Run() {

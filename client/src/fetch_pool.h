@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sched.h>
-
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/src/other_cpus.h"
 #include "tiers/base/status.h"
 
 namespace kvtier::client {
@@ -36,9 +35,6 @@ class FetchPool {
 
  private:
   Status StartThreads();
-  /// Sends the threads to the other CPUs that they may run on: `cpu` is that of a caller who goes on working.
-  /// On a busy machine the kernel wakes them beside him, and neither gets on.
-  void LeaveCpu(int cpu);
   void Run();
 
   const uint32_t wanted_threads_;
@@ -47,8 +43,7 @@ class FetchPool {
   std::deque<std::shared_ptr<LayerFetch>> fetches_;
   bool stopped_ = false;
   std::vector<std::thread> threads_;
-  cpu_set_t allowed_{};  ///< what the threads inherited
-  int left_cpu_ = -1;
+  OtherCpus others_;
 };
 
 }  // namespace kvtier::client
