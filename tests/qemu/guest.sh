@@ -8,6 +8,7 @@
 # and no network. Output goes to stdout; the exit status is SCRIPT's; 124 after KVTIER_GUEST_SECONDS (default 300).
 # Software emulation where there is no /dev/kvm that works: several times slower than the host.
 set -euo pipefail
+shopt -s inherit_errexit  # else what fails in $(kernel_folder) leaves a folder that counts as ready
 
 [ $# -ge 1 ] || { echo "usage: $0 SCRIPT [FILE...]" >&2; exit 2; }
 script="$1"
