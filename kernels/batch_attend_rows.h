@@ -4,7 +4,8 @@
 
 #include "kernels/attention.h"
 #include "kernels/batch.h"
-#include "kernels/batch_decode.h"
+#include "kernels/batch_encode_v.h"
+#include "kernels/batch_planes.h"
 #include "kernels/batch_rows.h"
 #include "kernels/batch_sections.h"
 #include "kernels/batch_source.h"
@@ -65,17 +66,9 @@ struct PlanesRows {
       for (uint32_t r = 0; r < 4; ++r) out.Set(r, LoadHalves(raw + 2 * column.Run(r)));
       return out;
     }
-    const uint64_t row = PlaneRow(shape, head, token);
-    const uint64_t at = row * (shape.k_dim / 4) + column.PlaneByte();
-    const auto high = LoadWord<uint32_t>(in.k_high + at);
-    uint32_t low = 0;
-    if (in.k_low != nullptr) {
-      low = LoadWord<uint32_t>(in.k_low + at);
-    } else if (in.boost_ids != nullptr) {
-      low = BoostWord(in.boost_low + row * (shape.nb / 4), boost, column);
-    }
+    const KCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, boost);
     KVTIER_HD_UNROLLED
-    for (uint32_t r = 0; r < 4; ++r) out.Set(r, UnpackRun(high, low, r));
+    for (uint32_t r = 0; r < 4; ++r) out.Set(r, codes.Run(r));
     return out;
   }
   /// Not for raw rows.

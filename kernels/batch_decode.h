@@ -5,6 +5,7 @@
 #include "kernels/batch.h"
 #include "kernels/batch_decode_kv8.h"
 #include "kernels/batch_encode_v.h"
+#include "kernels/batch_planes.h"
 #include "kernels/batch_rows.h"
 #include "kernels/batch_sections.h"
 #include "kernels/host_device.h"
@@ -14,27 +15,10 @@ namespace kvtier {
 
 namespace internal {
 
-/// Where the low bits of a K channel lie in a row of the boost: byte, then bit. 0xffff: it has none.
-inline constexpr uint16_t kNotBoosted = 0xffff;
-
 struct DecodeBatchScratch {
   int64_t rows[kMaxTokens];
   uint16_t boost[kMaxHeadDim];
 };
-
-/// The boost's places by channel. Ids of a damaged image are forced into the row, so that all keep in bounds;
-/// of equal ones any may win. Ends synchronized.
-template <Team T>
-KVTIER_HD void FindBoost(const T& team, const BlockShape& shape, const uint8_t* ids, uint16_t* boost) {
-  for (uint32_t c = team.rank(); c < shape.k_dim; c += team.size()) boost[c] = kNotBoosted;
-  team.sync();
-  for (uint32_t i = team.rank(); ids != nullptr && i < shape.nb; i += team.size()) {
-    const uint32_t id = ids[i];
-    const PlaneBits bits = PlaneBitsOf(i, shape.nb);
-    boost[id < shape.k_dim ? id : shape.k_dim - 1u] = static_cast<uint16_t>(bits.byte << 3 | bits.shift);
-  }
-  team.sync();
-}
 
 /// A destination's rows, for one head.
 template <bool dense_halves>
@@ -69,8 +53,7 @@ KVTIER_HD inline bool IsDenseHalves(const KvLayerView& view) {
 template <bool dense_halves, Team T>
 KVTIER_HD RowTarget<dense_halves> ViewTarget(const T& team, const KvLayerView& view, uint32_t head,
                                              uint32_t tokens, int64_t* rows) {
-  for (uint32_t token = team.rank(); token < tokens; token += team.size())
-    rows[token] = RowOf(view, head, token);
+  FindRows(team, view, head, tokens, rows);
   return {.k = view.k,
           .v = view.v,
           .k_elements = ElementsOf(view, view.k, view.scales.k),
@@ -79,45 +62,11 @@ KVTIER_HD RowTarget<dense_halves> ViewTarget(const T& team, const KvLayerView& v
           .rows = rows};
 }
 
-/// The low codes' word of a column of K where there is no low plane: boosted channels' bits, else 0.
-KVTIER_HD inline uint32_t BoostWord(const uint8_t* row, const uint16_t* boost, const Column& column) {
-  uint32_t word = 0;
-  KVTIER_HD_ROLLED
-  for (uint32_t r = 0; r < 4; ++r) {
-    KVTIER_HD_UNROLLED
-    for (uint32_t i = 0; i < kRun; ++i) {
-      const uint16_t place = boost[column.Run(r) + i];
-      if (place != kNotBoosted) word |= (row[place >> 3] >> (place & 7) & 3u) << (8 * i + 2 * r);
-    }
-  }
-  return word;
-}
-
-/// Scale and minimum of a channel, ready for DequantizeK.
-struct KChannelRange {
-  float scale, minimum;
-};
-KVTIER_HD inline KChannelRange LoadKRange(const BlockShape& shape, const PlaneSections<const uint8_t>& in,
-                                          uint32_t head, uint32_t channel, const uint16_t* boost) {
-  const uint64_t at = 2 * (uint64_t{head} * shape.k_dim + channel);
-  const float scale = FromHalf(Load16(in.k_scale + at)), minimum = FromHalf(Load16(in.k_min + at));
-  const bool is_coarse = in.k_low == nullptr && boost[channel] == kNotBoosted;
-  return {.scale = scale, .minimum = is_coarse ? KMinimumInt2(scale, minimum) : minimum};
-}
-
-KVTIER_HD inline Four LoadHalves(const uint8_t* halves) {
-  Four four;
-  KVTIER_HD_UNROLLED
-  for (uint32_t i = 0; i < kRun; ++i) four.value[i] = FromHalf(Load16(halves + 2 * i));
-  return four;
-}
-
 /// K of a head. The boost's places are known.
 template <bool dense_halves, Team T>
 KVTIER_HD void DecodeKPlanes(const T& team, const BlockShape& shape, const PlaneSections<const uint8_t>& in,
                              uint32_t head, const uint16_t* boost, const RowTarget<dense_halves>& target) {
   const ColumnTasks tasks(team, shape.k_dim / kColumn, kMaxTokens);
-  const bool has_boost = in.boost_ids != nullptr;
   for (uint32_t task = team.rank(); task < tasks.count(); task += team.size()) {
     const Column column(tasks.ColumnOf(task), shape.k_dim);
     KChannelRange ranges[kColumn];
@@ -133,39 +82,16 @@ KVTIER_HD void DecodeKPlanes(const T& team, const BlockShape& shape, const Plane
           target.StoreK(token, column.Run(r), LoadHalves(raw + 2 * column.Run(r)));
         continue;
       }
-      const uint64_t row = PlaneRow(shape, head, token);
-      const uint64_t at = row * (shape.k_dim / 4) + column.PlaneByte();
-      const auto high = LoadWord<uint32_t>(in.k_high + at);
-      uint32_t low = 0;
-      if (in.k_low != nullptr) {
-        low = LoadWord<uint32_t>(in.k_low + at);
-      } else if (has_boost) {
-        low = BoostWord(in.boost_low + row * (shape.nb / 4), boost, column);
-      }
+      const KCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, boost);
       KVTIER_HD_UNROLLED
       for (uint32_t r = 0; r < 4; ++r) {
-        Four four = UnpackRun(high, low, r);
+        Four four = codes.Run(r);
         KVTIER_HD_UNROLLED
         for (uint32_t i = 0; i < kRun; ++i)
           four.value[i] = four.value[i] * ranges[r * kRun + i].scale + ranges[r * kRun + i].minimum;
         target.StoreK(token, column.Run(r), four);
       }
     }
-  }
-}
-
-/// Codes of a column of V to z = 2c - 15, or 2c - 12 of INT2 codes that come as h << 2.
-KVTIER_HD inline void LoadVCodes(const PlaneSections<const uint8_t>& in, uint64_t at, float* z) {
-  const auto high = LoadWord<uint32_t>(in.v_high + at);
-  const uint32_t low = in.v_low != nullptr ? LoadWord<uint32_t>(in.v_low + at) : 0;
-  const float base = 8388608.0f - static_cast<float>(in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2);
-  KVTIER_HD_UNROLLED
-  for (uint32_t r = 0; r < 4; ++r) {
-    const uint32_t four = (high >> 2 * r & 0x03030303) << 3 | (low >> 2 * r & 0x03030303) << 1;
-    // As in UnpackRun, 2^23 + 2c.
-    KVTIER_HD_UNROLLED
-    for (uint32_t i = 0; i < kRun; ++i)
-      z[r * kRun + i] = std::bit_cast<float>(0x4b000000 | (four >> 8 * i & 0xff)) - base;
   }
 }
 

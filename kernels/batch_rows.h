@@ -119,6 +119,14 @@ KVTIER_HD inline int64_t RowOf(const KvLayerView& view, uint32_t head, uint32_t 
   return view.page_table[page] * view.page_stride + slot * view.token_stride + in_head;
 }
 
+/// RowOf of all tokens of a block, from its K or V on. Lanes must meet before they use it.
+template <Team T>
+KVTIER_HD void FindRows(const T& team, const KvLayerView& view, uint32_t head, uint32_t tokens,
+                        int64_t* rows) {
+  for (uint32_t token = team.rank(); token < tokens; token += team.size())
+    rows[token] = RowOf(view, head, token);
+}
+
 KVTIER_HD inline Elements ElementsOf(const KvLayerView& view, const std::byte* base, float scale) {
   const uint32_t bytes = DTypeBytes(view.dtype);
   const auto places = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(base)) |

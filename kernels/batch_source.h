@@ -37,8 +37,7 @@ struct RowSource {
 template <Team T>
 KVTIER_HD RowSource ViewSource(const T& team, const KvLayerView& view, uint32_t head, uint32_t tokens,
                                int64_t* rows) {
-  for (uint32_t token = team.rank(); token < tokens; token += team.size())
-    rows[token] = RowOf(view, head, token);
+  FindRows(team, view, head, tokens, rows);
   return {.k = view.k,
           .v = view.v,
           .k_elements = ElementsOf(view, view.k, view.scales.k),
