@@ -36,7 +36,8 @@ KVTIER_HD void TurnRawV(const T& team, const uint8_t* row, uint32_t v_dim, const
   if (TileCodes(v_dim, column.tile) < kTileCodes) return;
   if constexpr (StandsAlone<T>) {
     float group[kTileCodes];
-    for (uint32_t i = 0; i < kTileCodes; ++i) group[i] = FromHalf(Load16(row + 2 * (column.tile + i)));
+    for (uint32_t i = 0; i < kTileCodes; ++i)
+      group[i] = FromHalf(LoadWord<uint16_t>(row + 2 * (column.tile + i)));
     RotateGroups(group, kTileCodes);
     KVTIER_HD_UNROLLED
     for (uint32_t r = 0; r < 4; ++r) out.Set(r, FourOf(group + column.Run(r) - column.tile));
@@ -66,9 +67,12 @@ struct PlanesRows {
       for (uint32_t r = 0; r < 4; ++r) out.Set(r, LoadHalves(raw + 2 * column.Run(r)));
       return out;
     }
-    const KCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, boost);
+    const RunCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, boost);
     KVTIER_HD_UNROLLED
-    for (uint32_t r = 0; r < 4; ++r) out.Set(r, codes.Run(r));
+    for (uint32_t r = 0; r < 4; ++r) {
+      KVTIER_HD_UNROLLED
+      for (uint32_t i = 0; i < kRun; ++i) out.value[r * kRun + i] = FloatOfByte(codes.of[r], i);
+    }
     return out;
   }
   /// Not for raw rows.
@@ -76,7 +80,8 @@ struct PlanesRows {
     ColumnRow out;
     const uint64_t row = PlaneRow(shape, head, token);
     out.scale = VScale(in.v_scale[row * VGroups(shape) + column.tile / kTileCodes]) / 2;
-    LoadVCodes(in, row * (shape.v_dim / 4) + column.PlaneByte(), out.value);
+    VGridOf(PlaneReader(in.v_high, in.v_low, row, shape.v_dim / 4, column, 0).Next(), in.v_low != nullptr,
+            out.value);
     return out;
   }
   KVTIER_HD const uint8_t* RawV(uint32_t token) const {
@@ -92,7 +97,8 @@ struct Kv8Rows {
 
   KVTIER_HD KChannelRange KRangeOf(uint32_t channel) const {
     const uint64_t at = 2 * (uint64_t{head} * shape.k_dim + channel);
-    return {.scale = FromHalf(Load16(in.k_scale + at)), .minimum = FromHalf(Load16(in.k_min + at))};
+    return {.scale = FromHalf(LoadWord<uint16_t>(in.k_scale + at)),
+            .minimum = FromHalf(LoadWord<uint16_t>(in.k_min + at))};
   }
   KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column) const {
     ColumnRow out;
@@ -114,7 +120,7 @@ struct Kv8Rows {
   KVTIER_HD ColumnRow LoadV(uint32_t token, const Column& column) const {
     ColumnRow out;
     const uint64_t row = uint64_t{head} * shape.tokens + token;
-    out.scale = FromHalf(Load16(in.v_scale + 2 * row));
+    out.scale = FromHalf(LoadWord<uint16_t>(in.v_scale + 2 * row));
     KVTIER_HD_UNROLLED
     for (uint32_t r = 0; r < 4; ++r) {
       const auto codes = LoadWord<uint32_t>(in.v_codes + row * shape.v_dim + column.Run(r));

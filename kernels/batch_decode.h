@@ -1,13 +1,16 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/batch.h"
 #include "kernels/batch_decode_kv8.h"
-#include "kernels/batch_encode_v.h"
+#include "kernels/batch_decode_v.h"
 #include "kernels/batch_planes.h"
 #include "kernels/batch_rows.h"
 #include "kernels/batch_sections.h"
+#include "kernels/batch_target.h"
 #include "kernels/host_device.h"
 #include "kernels/team.h"
 
@@ -20,157 +23,62 @@ struct DecodeBatchScratch {
   uint16_t boost[kMaxHeadDim];
 };
 
-/// A destination's rows, for one head.
-template <bool dense_halves>
-struct RowTarget {
-  std::byte* k;
-  std::byte* v;
-  Elements k_elements, v_elements;
-  const KvLayerView& view;
-  const int64_t* rows;
-
-  KVTIER_HD void StoreK(uint32_t token, uint32_t channel, const Four& four) const {
-    Store(four, k_elements, k + rows[token] + channel * k_elements.stride);
-  }
-  KVTIER_HD void StoreV(uint32_t token, uint32_t channel, const Four& four) const {
-    Store(four, v_elements, v + rows[token] + channel * v_elements.stride);
-  }
-  KVTIER_HD static void Store(const Four& four, const Elements& elements, std::byte* at) {
-    if constexpr (dense_halves) {
-      StoreDenseHalves(four, elements.dtype, at);
-    } else {
-      StoreRun(four, elements, at);
-    }
-  }
-};
-
-KVTIER_HD inline bool IsDenseHalves(const KvLayerView& view) {
-  return DTypeBytes(view.dtype) == 2 && ElementsOf(view, view.k, 1).is_dense &&
-         ElementsOf(view, view.v, 1).is_dense;
-}
-
-/// Lanes must meet before they use the target.
-template <bool dense_halves, Team T>
-KVTIER_HD RowTarget<dense_halves> ViewTarget(const T& team, const KvLayerView& view, uint32_t head,
-                                             uint32_t tokens, int64_t* rows) {
-  FindRows(team, view, head, tokens, rows);
-  return {.k = view.k,
-          .v = view.v,
-          .k_elements = ElementsOf(view, view.k, view.scales.k),
-          .v_elements = ElementsOf(view, view.v, view.scales.v),
-          .view = view,
-          .rows = rows};
-}
-
-/// K of a head. The boost's places are known.
-template <bool dense_halves, Team T>
+/// K of a head. The boost's places are known. What limits it is how many instructions a byte takes, so that
+/// what can be known of a column before its tokens is known before: among it whether any value leaves fp16.
+template <Stored stored, Team T>
 KVTIER_HD void DecodeKPlanes(const T& team, const BlockShape& shape, const PlaneSections<const uint8_t>& in,
-                             uint32_t head, const uint16_t* boost, const RowTarget<dense_halves>& target) {
+                             uint32_t head, const uint16_t* boost, const RowTarget<stored>& target) {
   const ColumnTasks tasks(team, shape.k_dim / kColumn, kMaxTokens);
+  const bool has_boost = in.k_low == nullptr && in.boost_ids != nullptr;
   for (uint32_t task = team.rank(); task < tasks.count(); task += team.size()) {
     const Column column(tasks.ColumnOf(task), shape.k_dim);
     KChannelRange ranges[kColumn];
+    bool leaves_fp16 = false;
     KVTIER_HD_UNROLLED
-    for (uint32_t i = 0; i < kColumn; ++i)
+    for (uint32_t i = 0; i < kColumn; ++i) {
       ranges[i] = LoadKRange(shape, in, head, column.Run(i / kRun) + i % kRun, boost);
+      const float end = fabsf(ranges[i].minimum) + 15 * fabsf(ranges[i].scale);
+      leaves_fp16 |= !(end <= kFp16Max);  // or is NaN
+    }
+    const BoostPlaces places = has_boost ? BoostPlacesOf(boost, column) : BoostPlaces{};
+    uint32_t token = tasks.SliceOf(task);
     KVTIER_HD_ROLLED
-    for (uint32_t token = tasks.SliceOf(task); token < shape.tokens; token += tasks.slices) {
-      if (token < shape.nraw) {
-        const uint8_t* raw = in.k_raw + 2 * (uint64_t{head} * shape.nraw + token) * shape.k_dim;
-        KVTIER_HD_UNROLLED
-        for (uint32_t r = 0; r < 4; ++r)
-          target.StoreK(token, column.Run(r), LoadHalves(raw + 2 * column.Run(r)));
-        continue;
+    for (; token < shape.tokens && token < shape.nraw; token += tasks.slices) {
+      const uint8_t* raw = in.k_raw + 2 * (uint64_t{head} * shape.nraw + token) * shape.k_dim;
+      KVTIER_HD_UNROLLED
+      for (uint32_t r = 0; r < 4; ++r)
+        target.StoreK(target.KRow(token), column.Run(r), ClampRun(LoadHalves(raw + 2 * column.Run(r))));
+    }
+    if (token >= shape.tokens) continue;
+    const uint64_t first_row = PlaneRow(shape, head, token);
+    PlaneReader reader(in.k_high, in.k_low, first_row, shape.k_dim / 4, column, tasks.slices);
+    const uint8_t* boost_row = has_boost ? in.boost_low + first_row * (shape.nb / 4) : nullptr;
+    PlaneWords next = reader.Next();
+    KVTIER_HD_ROLLED
+    for (; token < shape.tokens; token += tasks.slices) {
+      RunCodes codes = RunCodesOf(next.high, next.low);
+      if (token + tasks.slices < shape.tokens) next = reader.Next();
+      if (has_boost) {
+        AddBoost(boost_row, places, codes);
+        boost_row += tasks.slices * (shape.nb / 4);
       }
-      const KCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, boost);
+      Four run[4];
       KVTIER_HD_UNROLLED
       for (uint32_t r = 0; r < 4; ++r) {
-        Four four = codes.Run(r);
         KVTIER_HD_UNROLLED
-        for (uint32_t i = 0; i < kRun; ++i)
-          four.value[i] = four.value[i] * ranges[r * kRun + i].scale + ranges[r * kRun + i].minimum;
-        target.StoreK(token, column.Run(r), four);
-      }
-    }
-  }
-}
-
-/// V of a head by lanes of warps. H64 of small integers is exact in fp32, so it is that of the specification.
-template <bool dense_halves, Team T>
-KVTIER_HD void DecodeVByColumns(const T& team, const BlockShape& shape,
-                                const PlaneSections<const uint8_t>& in, uint32_t head,
-                                const RowTarget<dense_halves>& target) {
-  const uint32_t dim = shape.v_dim, groups = VGroups(shape);
-  const ColumnTasks tasks(team, groups * kColumnsPerTile, kMaxTokens);
-  const uint32_t rounds = (shape.tokens + tasks.slices - 1) / tasks.slices;
-  const bool is_plain = target.view.v_form == VForm::kPlain;
-  for (uint32_t first = 0; first < tasks.count(); first += team.size()) {
-    const uint32_t task = first + team.rank();
-    const Column column(tasks.ColumnOf(task), dim);
-    KVTIER_HD_ROLLED
-    for (uint32_t round = 0; round < rounds; ++round) {
-      const uint32_t token = tasks.SliceOf(task) + round * tasks.slices;
-      const bool is_raw = token < shape.nraw;
-      // Codes are of rotated values and raw rows of plain ones.
-      const bool turns = column.quarter == kTileBytes && is_raw != is_plain;
-      const bool works = task < tasks.count() && token < shape.tokens && kRun * column.part < column.quarter;
-      float z[kColumn] = {};
-      float scale = 1;
-      if (works && is_raw) {
-        const uint8_t* raw = in.v_raw + 2 * (uint64_t{head} * shape.nraw + token) * dim;
-        KVTIER_HD_UNROLLED
-        for (uint32_t r = 0; r < 4; ++r) {
-          const Four four = LoadHalves(raw + 2 * column.Run(r));
-          KVTIER_HD_UNROLLED
-          for (uint32_t i = 0; i < kRun; ++i) z[r * kRun + i] = four.value[i];
+        for (uint32_t i = 0; i < kRun; ++i) {
+          const KChannelRange& range = ranges[r * kRun + i];
+          run[r].value[i] = ExactFma(FloatOfByte(codes.of[r], i), range.scale, range.minimum);
         }
-        scale = turns ? 0.125f : 1.0f;
-      } else if (works) {
-        const uint64_t row = PlaneRow(shape, head, token);
-        const uint8_t scale_byte = in.v_scale[row * groups + tasks.ColumnOf(task) / kColumnsPerTile];
-        LoadVCodes(in, row * (dim / 4) + column.PlaneByte(), z);
-        scale = VScale(scale_byte) * (turns ? 0.0625f : 0.5f);
-        KVTIER_HD_UNROLLED
-        for (uint32_t i = 0; i < kColumn; ++i) z[i] = scale_byte != 0 ? z[i] : 0.0f;  // decodes to +0
       }
-      if (is_plain || shape.nraw > 0) {
-        float turned[kColumn];
+      if (leaves_fp16) {
         KVTIER_HD_UNROLLED
-        for (uint32_t i = 0; i < kColumn; ++i) turned[i] = z[i];
-        HadamardOfColumns(team, column.part, turned);
-        KVTIER_HD_UNROLLED
-        for (uint32_t i = 0; i < kColumn; ++i) z[i] = turns ? turned[i] : z[i];
+        for (uint32_t r = 0; r < 4; ++r) run[r] = ClampRun(run[r]);
       }
-      if (!works) continue;
+      std::byte* const to = target.KRow(token);
       KVTIER_HD_UNROLLED
-      for (uint32_t i = 0; i < kColumn; ++i) z[i] *= scale;
-      KVTIER_HD_UNROLLED
-      for (uint32_t r = 0; r < 4; ++r) target.StoreV(token, column.Run(r), FourOf(z + r * kRun));
+      for (uint32_t r = 0; r < 4; ++r) target.StoreK(to, column.Run(r), run[r]);
     }
-  }
-}
-
-/// The same by lanes that stand alone.
-template <bool dense_halves, Team T>
-KVTIER_HD void DecodeVByGroups(const T& team, const BlockShape& shape, const PlaneSections<const uint8_t>& in,
-                               uint32_t head, const RowTarget<dense_halves>& target) {
-  const uint32_t dim = shape.v_dim, groups = VGroups(shape);
-  const int32_t offset = in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2;
-  for (uint32_t at = team.rank(); at < groups * shape.tokens; at += team.size()) {
-    const uint32_t token = at / groups, group = at % groups, first = group * kTileCodes;
-    if (token < shape.nraw) {
-      const uint8_t* raw = in.v_raw + 2 * (uint64_t{head} * shape.nraw + token) * dim;
-      if (group == 0) StoreRawVRow(raw, dim, target.view, target.v + target.rows[token]);
-      continue;
-    }
-    const uint32_t n = TileCodes(dim, first);
-    const uint64_t row = PlaneRow(shape, head, token), plane_byte = row * (dim / 4) + first / 4;
-    uint8_t codes[kTileCodes] = {};
-    UnpackTile<kHighShift>(in.v_high + plane_byte, n, codes);
-    if (in.v_low != nullptr) UnpackTile<kLowShift>(in.v_low + plane_byte, n, codes);
-    float values[kTileCodes];
-    DequantizeVGroup(codes, n, offset, in.v_scale[row * groups + group], target.view.v_form, values);
-    for (uint32_t i = 0; i < n; i += kRun) target.StoreV(token, first + i, FourOf(values + i));
   }
 }
 
@@ -184,6 +92,19 @@ KVTIER_HD void DecodeRawRows(const T& team, const BlockShape& shape, const uint8
     const int64_t at = RowOf(view, head, token);
     StoreRawChannels(k_raw + 2 * raw_row * shape.k_dim, shape.k_dim, view, view.scales.k, view.k + at);
     StoreRawVRow(v_raw + 2 * raw_row * shape.v_dim, shape.v_dim, view, view.v + at);
+  }
+}
+
+/// One head of the plane family; lanes have found its rows and its boost.
+template <Stored stored, Team T>
+KVTIER_HD void DecodePlanesHead(const T& team, const BlockShape& shape,
+                                const PlaneSections<const uint8_t>& in, uint32_t head, const uint16_t* boost,
+                                const RowTarget<stored>& target) {
+  DecodeKPlanes(team, shape, in, head, boost, target);
+  if constexpr (StandsAlone<T>) {
+    DecodeVByGroups(team, shape, in, head, target);
+  } else {
+    DecodeVByColumns(team, shape, in, head, target);
   }
 }
 
@@ -224,15 +145,20 @@ KVTIER_HD void DecodePlanesBatch(const T& team, const DecodeBatchArgs& args) {
   const auto [item, head, scratch] = DecodedHeadOf(team, args, LayerCoding::kPlanes);
   if (item == nullptr || IsDenseHalves(item->target) != dense_halves) return;
   const BlockShape& shape = item->source.shape;
-  const auto target = ViewTarget<dense_halves>(team, item->target, head, shape.tokens, scratch->rows);
   const PlaneSections<const uint8_t> in = PlaneSectionsOf(item->source);
-  FindBoost(team, shape, in.boost_ids == nullptr ? nullptr : in.boost_ids + uint64_t{head} * shape.nb,
-            scratch->boost);
-  DecodeKPlanes(team, shape, in, head, scratch->boost, target);
-  if constexpr (StandsAlone<T>) {
-    DecodeVByGroups(team, shape, in, head, target);
+  const uint8_t* ids = in.boost_ids == nullptr ? nullptr : in.boost_ids + uint64_t{head} * shape.nb;
+  FindBoost(team, shape, ids, scratch->boost);
+  const auto decode = [&]<Stored stored>(std::integral_constant<Stored, stored>) {
+    const auto target = ViewTarget<stored>(team, item->target, head, shape.tokens, scratch->rows);
+    team.sync();
+    DecodePlanesHead(team, shape, in, head, scratch->boost, target);
+  };
+  if constexpr (!dense_halves) {
+    decode(std::integral_constant<Stored, Stored::kAny>());
+  } else if (item->target.dtype == DType::kBf16) {
+    decode(std::integral_constant<Stored, Stored::kBrains>());
   } else {
-    DecodeVByColumns(team, shape, in, head, target);
+    decode(std::integral_constant<Stored, Stored::kHalves>());
   }
 }
 
@@ -243,7 +169,7 @@ KVTIER_HD void DecodeKv8Batch(const T& team, const DecodeBatchArgs& args) {
   const auto [item, head, scratch] = DecodedHeadOf(team, args, LayerCoding::kKv8);
   if (item == nullptr) return;
   const BlockShape& shape = item->source.shape;
-  const auto target = ViewTarget<false>(team, item->target, head, shape.tokens, scratch->rows);
+  const auto target = ViewTarget<Stored::kAny>(team, item->target, head, shape.tokens, scratch->rows);
   team.sync();
   const Kv8Sections<const uint8_t> in = Kv8SectionsOf(item->source);
   DecodeRawRows(team, shape, in.k_raw, in.v_raw, head, item->target);
@@ -256,7 +182,7 @@ KVTIER_HD void DecodeRawBatch(const T& team, const DecodeBatchArgs& args) {
   using namespace internal;
   const auto [item, head, scratch] = DecodedHeadOf(team, args, LayerCoding::kRaw);
   if (item == nullptr) return;
-  ViewTarget<false>(team, item->target, head, item->source.shape.tokens, scratch->rows);
+  ViewTarget<Stored::kAny>(team, item->target, head, item->source.shape.tokens, scratch->rows);
   team.sync();
   DecodeRawHead(team, item->source, head, item->target, scratch->rows);
 }

@@ -34,7 +34,7 @@ KVTIER_HD void DecodeKv8Head(const T& team, const BlockShape& shape, const Kv8Se
           DequantizeK(static_cast<uint8_t>(codes >> 8 * i), FromHalf(Load16(in.k_scale + range + 2 * i)),
                       FromHalf(Load16(in.k_min + range + 2 * i)));
     }
-    target.StoreK(token, channel, values);
+    target.StoreK(target.KRow(token), channel, values);
   }
   const uint32_t step = view.v_form == VForm::kRotated ? kTileCodes : kRun;
   const uint32_t pieces = (v_dim + step - 1) / step;
@@ -48,7 +48,7 @@ KVTIER_HD void DecodeKv8Head(const T& team, const BlockShape& shape, const Kv8Se
     float values[kTileCodes];
     for (uint32_t i = 0; i < n; ++i) values[i] = Fp32FromE4m3(in.v_codes[row * v_dim + first + i]) * scale;
     if (view.v_form == VForm::kRotated) RotateGroups(values, n);
-    for (uint32_t i = 0; i < n; i += kRun) target.StoreV(token, first + i, FourOf(values + i));
+    for (uint32_t i = 0; i < n; i += kRun) target.StoreV(target.VRow(token), first + i, FourOf(values + i));
   }
 }
 

@@ -31,18 +31,37 @@ KVTIER_HD void FindBoost(const T& team, const BlockShape& shape, const uint8_t* 
   team.sync();
 }
 
-/// The low codes' word of a column of K where there is no low plane: boosted channels' bits, else 0.
-KVTIER_HD inline uint32_t BoostWord(const uint8_t* row, const uint16_t* boost, const Column& column) {
-  uint32_t word = 0;
-  KVTIER_HD_ROLLED
+/// Where a column's low bits lie in a row of the boost: by run, a byte for each channel with the byte of the
+/// row (six bits) and which of its four codes (two). Channels without any are left out of the mask.
+struct BoostPlaces {
+  uint32_t place[4] = {}, mask[4] = {};
+};
+KVTIER_HD inline BoostPlaces BoostPlacesOf(const uint16_t* boost, const Column& column) {
+  BoostPlaces places;
+  KVTIER_HD_UNROLLED
   for (uint32_t r = 0; r < 4; ++r) {
     KVTIER_HD_UNROLLED
     for (uint32_t i = 0; i < kRun; ++i) {
-      const uint16_t place = boost[column.Run(r) + i];
-      if (place != kNotBoosted) word |= (row[place >> 3] >> (place & 7) & 3u) << (8 * i + 2 * r);
+      const uint32_t place = boost[column.Run(r) + i];
+      if (place == kNotBoosted) continue;
+      places.place[r] |= place >> 1 << 8 * i;
+      places.mask[r] |= 3u << 8 * i;
     }
   }
-  return word;
+  return places;
+}
+/// Codes of a column's runs where there is no low plane, as RunCodesOf: boosted channels' low bits, else 0.
+KVTIER_HD inline void AddBoost(const uint8_t* row, const BoostPlaces& places, RunCodes& codes) {
+  KVTIER_HD_UNROLLED
+  for (uint32_t r = 0; r < 4; ++r) {
+    uint32_t run = 0;
+    KVTIER_HD_UNROLLED
+    for (uint32_t i = 0; i < kRun; ++i) {
+      const uint32_t place = places.place[r] >> 8 * i & 0xff;
+      run |= (uint32_t{row[place >> 2]} >> 2 * (place & 3) & 3u) << 8 * i;
+    }
+    codes.of[r] |= run & places.mask[r];
+  }
 }
 
 /// Scale and minimum of a channel, ready for DequantizeK.
@@ -52,48 +71,63 @@ struct KChannelRange {
 KVTIER_HD inline KChannelRange LoadKRange(const BlockShape& shape, const PlaneSections<const uint8_t>& in,
                                           uint32_t head, uint32_t channel, const uint16_t* boost) {
   const uint64_t at = 2 * (uint64_t{head} * shape.k_dim + channel);
-  const float scale = FromHalf(Load16(in.k_scale + at)), minimum = FromHalf(Load16(in.k_min + at));
+  const float scale = FromHalf(LoadWord<uint16_t>(in.k_scale + at)),
+              minimum = FromHalf(LoadWord<uint16_t>(in.k_min + at));
   const bool is_coarse = in.k_low == nullptr && boost[channel] == kNotBoosted;
   return {.scale = scale, .minimum = is_coarse ? KMinimumInt2(scale, minimum) : minimum};
 }
 
+/// A run of a raw row.
 KVTIER_HD inline Four LoadHalves(const uint8_t* halves) {
+  const auto word = LoadWord<uint64_t>(halves);
   Four four;
   KVTIER_HD_UNROLLED
-  for (uint32_t i = 0; i < kRun; ++i) four.value[i] = FromHalf(Load16(halves + 2 * i));
+  for (uint32_t i = 0; i < kRun; ++i) four.value[i] = FromHalf(static_cast<uint16_t>(word >> 16 * i));
   return four;
 }
 
-/// The codes of a column of K, where row `row` of the planes is not a raw one.
-struct KCodes {
+/// Rows of the planes as a lane reads them: a column of every step-th row. A reader asks for the next row's
+/// words before it turns to those of this one, so that memory is at work meanwhile.
+struct PlaneWords {
   uint32_t high, low;
-
-  KVTIER_HD Four Run(uint32_t r) const { return UnpackRun(high, low, r); }
 };
-KVTIER_HD inline KCodes LoadKCodes(const BlockShape& shape, const PlaneSections<const uint8_t>& in,
-                                   uint64_t row, const Column& column, const uint16_t* boost) {
-  const uint64_t at = row * (shape.k_dim / 4) + column.PlaneByte();
-  KCodes codes = {.high = LoadWord<uint32_t>(in.k_high + at), .low = 0};
-  if (in.k_low != nullptr) {
-    codes.low = LoadWord<uint32_t>(in.k_low + at);
-  } else if (in.boost_ids != nullptr) {
-    codes.low = BoostWord(in.boost_low + row * (shape.nb / 4), boost, column);
+struct PlaneReader {
+  const uint8_t *high, *low;  ///< of the next row; low is null where there is none
+  uint32_t step;              ///< bytes from one row to the next
+
+  KVTIER_HD PlaneReader(const uint8_t* high_plane, const uint8_t* low_plane, uint64_t row, uint32_t row_bytes,
+                        const Column& column, uint32_t rows)
+      : high(high_plane + row * row_bytes + column.PlaneByte()),
+        low(low_plane == nullptr ? nullptr : low_plane + row * row_bytes + column.PlaneByte()),
+        step(rows * row_bytes) {}
+
+  KVTIER_HD PlaneWords Next() {
+    const PlaneWords words = {.high = LoadWord<uint32_t>(high),
+                              .low = low == nullptr ? 0 : LoadWord<uint32_t>(low)};
+    high += step;
+    low = low == nullptr ? nullptr : low + step;
+    return words;
   }
+};
+
+/// Codes of a column of one row of K, which is not a raw one.
+KVTIER_HD inline RunCodes LoadKCodes(const BlockShape& shape, const PlaneSections<const uint8_t>& in,
+                                     uint64_t row, const Column& column, const uint16_t* boost) {
+  const PlaneWords words = PlaneReader(in.k_high, in.k_low, row, shape.k_dim / 4, column, 0).Next();
+  RunCodes codes = RunCodesOf(words.high, words.low);
+  if (in.k_low == nullptr && in.boost_ids != nullptr)
+    AddBoost(in.boost_low + row * (shape.nb / 4), BoostPlacesOf(boost, column), codes);
   return codes;
 }
 
 /// Codes of a column of V to z = 2c - 15, or 2c - 12 of INT2 codes that come as h << 2.
-KVTIER_HD inline void LoadVCodes(const PlaneSections<const uint8_t>& in, uint64_t at, float* z) {
-  const auto high = LoadWord<uint32_t>(in.v_high + at);
-  const uint32_t low = in.v_low != nullptr ? LoadWord<uint32_t>(in.v_low + at) : 0;
-  const float base = 8388608.0f - static_cast<float>(in.v_low != nullptr ? kVOffsetInt4 : kVOffsetInt2);
+KVTIER_HD inline void VGridOf(const PlaneWords& words, bool has_low, float* z) {
+  const RunCodes codes = RunCodesOf(words.high, words.low);
+  const auto offset = static_cast<float>(has_low ? kVOffsetInt4 : kVOffsetInt2);
   KVTIER_HD_UNROLLED
   for (uint32_t r = 0; r < 4; ++r) {
-    const uint32_t four = (high >> 2 * r & 0x03030303) << 3 | (low >> 2 * r & 0x03030303) << 1;
-    // As in UnpackRun, 2^23 + 2c.
     KVTIER_HD_UNROLLED
-    for (uint32_t i = 0; i < kRun; ++i)
-      z[r * kRun + i] = std::bit_cast<float>(0x4b000000 | (four >> 8 * i & 0xff)) - base;
+    for (uint32_t i = 0; i < kRun; ++i) z[r * kRun + i] = ExactFma(2, FloatOfByte(codes.of[r], i), offset);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/batch_numbers.h"
 #include "kernels/fp8.h"
 #include "kernels/host_device.h"
 #include "kernels/layout.h"
@@ -38,38 +39,6 @@ inline constexpr bool StandsAlone = std::is_same_v<T, SerialTeam>;
 inline constexpr uint32_t kRun = 4;            ///< neighbouring channels
 inline constexpr uint32_t kColumn = 4 * kRun;  ///< channels of a lane
 inline constexpr uint32_t kColumnsPerTile = kTileCodes / kColumn;
-
-/// rn16 of what is below 65536, and back: one instruction each on a GPU, the same bits as numerics.h.
-KVTIER_HD inline uint16_t ToHalf(float value) {
-#ifdef __CUDA_ARCH__
-  uint16_t half;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-  return half;
-#else
-  return Fp16FromFinite(value);
-#endif
-}
-KVTIER_HD inline float FromHalf(uint16_t half) {
-#ifdef __CUDA_ARCH__
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
-  return value;
-#else
-  return Fp32FromFp16(half);
-#endif
-}
-
-/// Bytes at an address that is a multiple of their number, in one access.
-template <typename Word>
-KVTIER_HD Word LoadWord(const void* source) {
-  Word word;
-  memcpy(&word, __builtin_assume_aligned(source, sizeof(Word)), sizeof(Word));
-  return word;
-}
-template <typename Word>
-KVTIER_HD void StoreWord(void* target, Word word) {
-  memcpy(__builtin_assume_aligned(target, sizeof(Word)), &word, sizeof(Word));
-}
 
 /// Where the channels of a column lie: run r begins at channel Run(r).
 struct Column {
@@ -209,17 +178,17 @@ KVTIER_HD inline void StoreRun(const Four& four, const Elements& elements, std::
   }
 }
 
-/// Codes of run r out of the two words of a column; `low` is 0 where there are no low bits.
-KVTIER_HD inline Four UnpackRun(uint32_t high, uint32_t low, uint32_t r) {
-  const uint32_t four = (high >> 2 * r & 0x03030303) << 2 | (low >> 2 * r & 0x03030303);
-  Four codes;
-  KVTIER_HD_UNROLLED
-  for (uint32_t i = 0; i < kRun; ++i) {
-    // 2^23 + code has the code in its last place: cheaper than a conversion.
-    const uint32_t bits = 0x4b000000 | (four >> 8 * i & 0xff);
-    codes.value[i] = std::bit_cast<float>(bits) - 8388608.0f;
-  }
-  return codes;
+/// Codes of a column's four runs out of its words of the two planes, a byte each: word r has run r. `low` is
+/// 0 where there are no low bits.
+struct RunCodes {
+  uint32_t of[4];
+};
+KVTIER_HD inline RunCodes RunCodesOf(uint32_t high, uint32_t low) {
+  constexpr uint32_t kUpper = 0xcccccccc, kNibble = 0x0f0f0f0f;
+  // Nibbles of the even runs, and of the odd ones.
+  const uint32_t even = (high << 2 & kUpper) | (low & ~kUpper);
+  const uint32_t odd = (high & kUpper) | (low >> 2 & ~kUpper);
+  return {{even & kNibble, odd & kNibble, even >> 4 & kNibble, odd >> 4 & kNibble}};
 }
 
 /// Which byte of a row of a 2-bit plane of n codes holds code i, and at which bit.
