@@ -27,8 +27,6 @@ namespace internal {
 
 /// Bits of EncodedHead::inexact.
 inline constexpr uint32_t kInexactK = 1, kInexactV = 2;
-/// Below this sum of squares fp32 may have lost some of them.
-inline constexpr double kSquareMin = 0x1p-60;
 
 /// One head into the plane family, as Quantize. Starts synchronized.
 template <Team T, typename Source>
@@ -39,7 +37,7 @@ KVTIER_HD EncodedHead EncodePlanesHead(const T& team, const Source& source, cons
   if (head == 0) ZeroPlanePadding(team, target);
   LaneErrors k, v;
   k.misfits = KExtremes(team, source, shape, scratch.partials);
-  StoreKRanges(team, shape, out, head, scratch);
+  const uint32_t coarse = StoreKRanges(team, shape, out, head, scratch);
   EncodeKPlanes(team, source, shape, out, head, scratch, k);
   team.sync();
   if (out.boost_low != nullptr) {
@@ -56,12 +54,11 @@ KVTIER_HD EncodedHead EncodePlanesHead(const T& team, const Source& source, cons
   EncodedHead found;
   found.k = HeadErrors(team, k, scratch.sums, misfits);
   found.v = HeadErrors(team, v, scratch.sums, misfits);
-  found.fits = misfits == 0 ? 1 : 0;
-  LaneErrors clamping{.misfits = clamps ? 1u : 0u};
-  double clamping_lanes = 0;
-  HeadErrors(team, clamping, scratch.sums, clamping_lanes);
-  if (found.k.square < kSquareMin) found.inexact |= kInexactK;
-  if (clamping_lanes != 0 || !TrustsGrid(found.v)) found.inexact |= kInexactV;
+  found.fits = misfits == 0 && found.k.square < INFINITY ? 1 : 0;  // of K, NaN shows in the sum
+  const LaneErrors off_grid = {.square = static_cast<double>(coarse), .int4 = clamps ? 1.0 : 0.0};
+  const RowErrors lanes_off_grid = HeadErrors(team, off_grid, scratch.sums, misfits);
+  if (lanes_off_grid.square != 0 || !TrustsGrid(found.k)) found.inexact |= kInexactK;
+  if (lanes_off_grid.int4 != 0 || !TrustsGrid(found.v)) found.inexact |= kInexactV;
   return found;
 }
 
@@ -121,13 +118,13 @@ KVTIER_HD RowSource SourceOf(const T& team, const EncodeItem& item, uint32_t hea
   return source;
 }
 
-/// with(source) for what a requantized item is read as.
-template <typename With>
+/// with(source) for what a requantized item is read as: raw layers of 16-bit elements, or all others.
+template <bool dense_halves, typename With>
 KVTIER_HD void WithSource(const RequantizeItem& item, uint32_t head, const With& with) {
-  if (item.source.coding == LayerCoding::kKv8) {
+  if (item.source.coding != LayerCoding::kKv8) {
+    WithRows<dense_halves>(RawSource(item.source, head), with);
+  } else if constexpr (!dense_halves) {
     with(Kv8Source{.shape = item.source.shape, .in = Kv8SectionsOf(item.source), .head = head});
-  } else {
-    with(RawSource(item.source, head));
   }
 }
 
@@ -137,14 +134,17 @@ KVTIER_HD void WithSource(const RequantizeItem& item, uint32_t head, const With&
 // fit are found, not trusted. Bytes are those of Quantize and QuantizeKv8, bit-exact between host and GPU;
 // sums of errors differ from theirs, and between teams, in their last places.
 
-template <Team T>
+/// 16-bit elements that lie side by side (dense_halves), or others.
+template <bool dense_halves, Team T>
 KVTIER_HD void EncodePlanesBatch(const T& team, const EncodeBatchArgs& args) {
-  const auto [item, head, found] = internal::HeadOf(team, args, LayerCoding::kPlanes);
-  if (item == nullptr) return;
-  const internal::RowSource source = internal::SourceOf(team, *item, head);
-  const EncodedHead result =
-      internal::EncodePlanesHead(team, source, item->target, head, internal::EncodeScratchOf(team));
-  if (team.rank() == 0) *found = result;
+  const auto found = internal::HeadOf(team, args, LayerCoding::kPlanes);
+  if (found.item == nullptr) return;
+  internal::WithRows<dense_halves>(
+      internal::SourceOf(team, *found.item, found.head), [&](const auto& source) {
+        const EncodedHead result = internal::EncodePlanesHead(team, source, found.item->target, found.head,
+                                                              internal::EncodeScratchOf(team));
+        if (team.rank() == 0) *found.found = result;
+      });
 }
 
 /// After EncodePlanesBatch.
@@ -176,11 +176,11 @@ KVTIER_HD void GatherRawBatch(const T& team, const EncodeBatchArgs& args) {
 
 // The same over layers that are raw or kv8.
 
-template <Team T>
+template <bool dense_halves, Team T>
 KVTIER_HD void RequantizePlanesBatch(const T& team, const RequantizeBatchArgs& args) {
   const auto found = internal::HeadOf(team, args, LayerCoding::kPlanes);
   if (found.item == nullptr) return;
-  internal::WithSource(*found.item, found.head, [&](const auto& source) {
+  internal::WithSource<dense_halves>(*found.item, found.head, [&](const auto& source) {
     const EncodedHead result = internal::EncodePlanesHead(team, source, found.item->target, found.head,
                                                           internal::EncodeScratchOf(team));
     if (team.rank() == 0) *found.found = result;
@@ -191,10 +191,15 @@ template <Team T>
 KVTIER_HD void MeasureRequantizedBatch(const T& team, const RequantizeBatchArgs& args) {
   const auto found = internal::HeadOf(team, args, LayerCoding::kPlanes);
   if (found.item == nullptr || found.found->fits == 0 || found.found->inexact == 0) return;
-  internal::WithSource(*found.item, found.head, [&](const auto& source) {
+  const auto measure = [&](const auto& source) {
     internal::MeasureHead(team, source, found.item->target, found.head, internal::EncodeScratchOf(team),
                           found.found);
-  });
+  };
+  if (found.item->source.coding == LayerCoding::kKv8) {
+    internal::WithSource<false>(*found.item, found.head, measure);
+  } else {
+    measure(internal::RawSource(found.item->source, found.head));
+  }
 }
 
 /// From raw layers.
@@ -212,7 +217,8 @@ template <typename Launch>
 void RunEncode(const EncodeBatchArgs& args, const Launch& launch) {
   const LaunchShape shape = EncodeBatchLaunch(args);
   if (args.codings & CodingBit(LayerCoding::kPlanes)) {
-    launch(shape, [args](const auto& team) { EncodePlanesBatch(team, args); });
+    launch(shape, [args](const auto& team) { EncodePlanesBatch<true>(team, args); });
+    launch(shape, [args](const auto& team) { EncodePlanesBatch<false>(team, args); });
     launch(shape, [args](const auto& team) { MeasurePlanesBatch(team, args); });
   }
   if (args.codings & CodingBit(LayerCoding::kKv8))
@@ -224,7 +230,8 @@ template <typename Launch>
 void RunRequantize(const RequantizeBatchArgs& args, const Launch& launch) {
   const LaunchShape shape = RequantizeBatchLaunch(args);
   if (args.codings & CodingBit(LayerCoding::kPlanes)) {
-    launch(shape, [args](const auto& team) { RequantizePlanesBatch(team, args); });
+    launch(shape, [args](const auto& team) { RequantizePlanesBatch<true>(team, args); });
+    launch(shape, [args](const auto& team) { RequantizePlanesBatch<false>(team, args); });
     launch(shape, [args](const auto& team) { MeasureRequantizedBatch(team, args); });
   }
   if (args.codings & CodingBit(LayerCoding::kKv8))

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/batch_encode_k.h"
@@ -27,6 +28,7 @@ KVTIER_HD inline void EncodeKv8RawRun(const Four& x, uint8_t* target, LaneErrors
     const uint16_t half = ToHalf(ClampToFp16(x.value[i]));
     Store16(target + 2 * i, half);
     AddKv8Error(x.value[i], FromHalf(half), errors);
+    errors.misfits += 1 - FitsFp16(x.value[i]);
   }
 }
 
@@ -139,7 +141,7 @@ KVTIER_HD EncodedHead EncodeKv8Head(const T& team, const Source& source, const C
   EncodedHead found;
   found.k = HeadErrors(team, k, scratch.sums, misfits);
   found.v = HeadErrors(team, v, scratch.sums, misfits);
-  found.fits = misfits == 0 ? 1 : 0;
+  found.fits = misfits == 0 && found.k.square < INFINITY ? 1 : 0;  // of K, NaN shows in the sum
   return found;
 }
 

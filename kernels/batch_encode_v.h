@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/batch_encode_k.h"
@@ -29,11 +30,11 @@ KVTIER_HD void HadamardOfColumns(const T& team, uint32_t part, float* y) {
   }
   KVTIER_HD_UNROLLED
   for (uint32_t mask = 1; mask < kColumnsPerTile; mask *= 2) {
-    const bool is_upper = (part & mask) != 0;
+    const float sign = (part & mask) != 0 ? -1.0f : 1.0f;
     KVTIER_HD_UNROLLED
     for (uint32_t i = 0; i < kColumn; ++i) {
       const float other = team.shfl_xor(y[i], mask);
-      y[i] = is_upper ? other - y[i] : y[i] + other;
+      y[i] = ExactFma(sign, y[i], other);
     }
   }
   KVTIER_HD_UNROLLED
@@ -70,21 +71,21 @@ KVTIER_HD float LargestOfGroup(const T& team, const float* y) {
 
 /// Codes of four values in units of the scale, a byte each, and what they are off by on the grid.
 KVTIER_HD inline uint32_t EncodeVRun(const float* steps, float* square, float* int4, float* int2) {
-  uint32_t codes = 0;
+  constexpr float kBelow8 = 7.9999995f;
+  uint32_t bits[kRun];
   KVTIER_HD_UNROLLED
   for (uint32_t i = 0; i < kRun; ++i) {
-    float at = steps[i] > -8.0f ? steps[i] : -8.0f;
-    at = at < 8.0f ? at : 8.0f;
-    const int32_t floor = FloorToInt(at) + 8;
-    const uint32_t code = floor < 15 ? static_cast<uint32_t>(floor) : 15;
-    codes |= code << 8 * i;
-    const float off_int4 = at - (static_cast<float>(code) - 7.5f);
-    const float off_int2 = at - (static_cast<float>(code & 0xc) - 6.0f);
-    *square += at * at;
-    *int4 += off_int4 * off_int4;
-    *int2 += off_int2 * off_int2;
+    const float at = Smaller(Larger(steps[i], -8.0f), kBelow8);
+    const float floor = FloorSum(at);
+    bits[i] = std::bit_cast<uint32_t>(floor);
+    const float cell = std::bit_cast<float>(bits[i] & ~3u);  // of four steps
+    const float off_int4 = (at - (floor - kFloorRounder)) - 0.5f;
+    const float off_int2 = (at - (cell - kFloorRounder)) - 2.0f;
+    *square = SumFma(at, at, *square);
+    *int4 = SumFma(off_int4, off_int4, *int4);
+    *int2 = SumFma(off_int2, off_int2, *int2);
   }
-  return codes;
+  return BytesOf(bits) & 0x0f0f0f0f;
 }
 
 /// What a lane, or four, encode of V at a time.
@@ -98,7 +99,7 @@ struct VPlace {
 KVTIER_HD inline void StoreVColumn(const BlockShape& shape, const PlaneSections<uint8_t>& out, uint32_t head,
                                    const VPlace& place, const Column& column, const float* y,
                                    uint8_t scale_byte, LaneErrors& errors, bool& clamps) {
-  const float scale = VScale(scale_byte);
+  const float scale = FromHalf(static_cast<uint16_t>(scale_byte << 7));
   const float inverse = scale_byte != 0 ? 1.0f / scale : 0.0f;
   float square = 0, int4 = 0, int2 = 0;
   uint32_t codes[4] = {};
@@ -116,14 +117,15 @@ KVTIER_HD inline void StoreVColumn(const BlockShape& shape, const PlaneSections<
   }
   const uint64_t row = PlaneRow(shape, head, place.token);
   const uint64_t at = row * (shape.v_dim / 4) + column.PlaneByte();
-  StoreWord(out.v_high + at, PlaneWord(codes, kHighShift));
-  if (out.v_low != nullptr) StoreWord(out.v_low + at, PlaneWord(codes, kLowShift));
+  const PackedRuns words = PackRuns(codes);
+  StoreWord(out.v_high + at, words.high);
+  if (out.v_low != nullptr) StoreWord(out.v_low + at, words.low);
   if (column.part == 0) out.v_scale[row * VGroups(shape) + place.group] = scale_byte;
 }
 
 /// Scale of a group: three bits of mantissa, rounded up, below the end of fp16's range.
 KVTIER_HD inline uint8_t VScaleByte(float largest) {
-  const uint32_t rounded_up = (uint32_t{Fp16UpFromFp32(largest / 8.0f)} + 127) >> 7;
+  const uint32_t rounded_up = (uint32_t{ToHalfUp(largest * 0.125f)} + 127) >> 7;
   return static_cast<uint8_t>(rounded_up < 247 ? rounded_up : 247);
 }
 
@@ -132,21 +134,18 @@ template <typename Source>
 KVTIER_HD void LoadVColumn(const Source& source, const BlockShape& shape, const PlaneSections<uint8_t>& out,
                            uint32_t head, const VPlace& place, const Column& column, float* y,
                            LaneErrors& errors) {
+  Four x[4];
   KVTIER_HD_UNROLLED
-  for (uint32_t r = 0; r < 4; ++r) {
-    const Four x = source.LoadV(place.source_token, column.Run(r));
-    KVTIER_HD_UNROLLED
-    for (uint32_t i = 0; i < kRun; ++i) {
-      y[r * kRun + i] = x.value[i];
-      errors.misfits += 1 - FitsFp16(x.value[i]);
-    }
-    if (place.token < shape.nraw) {
-      float square = 0, off = 0;
-      const uint64_t raw_row = uint64_t{head} * shape.nraw + place.token;
-      EncodeRawRun(x, out.v_raw + 2 * (raw_row * shape.v_dim + column.Run(r)), &square, &off);
-      errors.Add(square, off, off);
-    }
+  for (uint32_t r = 0; r < 4; ++r) x[r] = source.LoadV(place.source_token, column.Run(r));
+  KVTIER_HD_UNROLLED
+  for (uint32_t i = 0; i < kColumn; ++i) {
+    y[i] = x[i / kRun].value[i % kRun];
+    if constexpr (!Source::kFitsWhereFinite) errors.misfits += 1 - FitsFp16(y[i]);
   }
+  if (place.token >= shape.nraw) return;
+  uint8_t* const raw = out.v_raw + 2 * (uint64_t{head} * shape.nraw + place.token) * shape.v_dim;
+  KVTIER_HD_UNROLLED
+  for (uint32_t r = 0; r < 4; ++r) EncodeRawRun(x[r], raw + 2 * column.Run(r), errors);
 }
 
 /// V by lanes of warps: a lane has a column of a group. Returns whether a decoder may clamp what it decodes.
@@ -179,6 +178,7 @@ KVTIER_HD bool EncodeVByColumns(const T& team, const Source& source, const Block
       for (uint32_t i = 0; i < kColumn; ++i) y[i] = is_rotated ? rotated[i] * 0.125f : y[i];
       const float largest = LargestOfGroup(team, y);
       if (!works) continue;
+      errors.misfits += largest < INFINITY ? 0 : 1;  // where all of a group is finite, so is what it becomes
       const uint8_t scale_byte = token < shape.nraw ? uint8_t{0} : VScaleByte(largest);
       StoreVColumn(shape, out, head, place, column, y, scale_byte, errors, clamps);
     }
@@ -206,7 +206,9 @@ KVTIER_HD bool EncodeVByGroups(const T& team, const Source& source, const BlockS
         in_order[column.Run(i / kRun) - column.tile + i % kRun] = y[part * kColumn + i];
     }
     RotateGroups(in_order, n);
-    const uint8_t scale_byte = token < shape.nraw ? uint8_t{0} : VScaleByte(Largest(in_order, n));
+    const float largest = Largest(in_order, n);
+    errors.misfits += largest < INFINITY ? 0 : 1;
+    const uint8_t scale_byte = token < shape.nraw ? uint8_t{0} : VScaleByte(largest);
     for (uint32_t part = 0; part < n / kColumn; ++part) {
       const Column column(group * kColumnsPerTile + part, dim);
       KVTIER_HD_UNROLLED

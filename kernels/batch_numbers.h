@@ -168,5 +168,40 @@ KVTIER_HD inline float ExactFma(float a, float b, float c) {
   return a * b + c;
 #endif
 }
+/// a * b + c for sums of errors, whose last places mean nothing.
+KVTIER_HD inline float SumFma(float a, float b, float c) {
+  return ExactFma(a, b, c);
+}
+
+/// 2^23 + 8 + floor(value) of a value in [-8, 8): its last four bits are floor(value) + 8.
+inline constexpr float kFloorRounder = 8388616.0f;
+KVTIER_HD inline float FloorSum(float value) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rd(value, kFloorRounder);
+#else
+  return kFloorRounder + static_cast<float>(FloorToInt(value));
+#endif
+}
+
+/// up16 of what is not negative.
+KVTIER_HD inline uint16_t ToHalfUp(float value) {
+#ifdef __CUDA_ARCH__
+  uint16_t half;
+  asm("cvt.rp.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+#else
+  return Fp16UpFromFp32(value);
+#endif
+}
+
+/// The lowest bytes of four words.
+KVTIER_HD inline uint32_t BytesOf(const uint32_t (&words)[4]) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(__byte_perm(words[0], words[1], 0x0040), __byte_perm(words[2], words[3], 0x0040),
+                     0x5410);
+#else
+  return (words[0] & 0xff) | (words[1] & 0xff) << 8 | (words[2] & 0xff) << 16 | words[3] << 24;
+#endif
+}
 
 }  // namespace kvtier::internal

@@ -16,6 +16,7 @@ namespace kvtier::internal {
 
 /// Rows in an engine's memory, or contiguous ones.
 struct RowSource {
+  static constexpr bool kFitsWhereFinite = false;
   const std::byte* k;
   const std::byte* v;
   Elements k_elements, v_elements;
@@ -32,6 +33,52 @@ struct RowSource {
     return LoadRun(v + row + channel * v_elements.stride, v_elements);
   }
 };
+
+/// The same of 16-bit elements that lie side by side. A lane reads eight bytes at a time; with its three
+/// neighbours that is a whole sector of 32.
+template <DType dtype>
+struct HalfSource {
+  static constexpr bool kFitsWhereFinite = dtype == DType::kFp16;
+
+  const std::byte* k;
+  const std::byte* v;
+  const int64_t* rows;
+  uint32_t k_row, v_row;
+
+  KVTIER_HD explicit HalfSource(const RowSource& source)
+      : k(source.k), v(source.v), rows(source.rows), k_row(source.k_row), v_row(source.v_row) {}
+  KVTIER_HD Four LoadK(uint32_t token, uint32_t channel) const { return Load(k, k_row, token, channel); }
+  KVTIER_HD Four LoadV(uint32_t token, uint32_t channel) const { return Load(v, v_row, token, channel); }
+
+ private:
+  KVTIER_HD Four Load(const std::byte* plane, uint32_t row_bytes, uint32_t token, uint32_t channel) const {
+    const int64_t row = rows != nullptr ? rows[token] : int64_t{token} * row_bytes;
+    const auto word = LoadWord<uint64_t>(plane + row + 2 * channel);
+    Four four;
+    KVTIER_HD_UNROLLED
+    for (uint32_t i = 0; i < kRun; ++i) {
+      const auto half = static_cast<uint16_t>(word >> 16 * i);
+      four.value[i] = dtype == DType::kBf16 ? Fp32FromBf16(half) : FromHalf(half);
+    }
+    return four;
+  }
+};
+
+KVTIER_HD inline bool IsDenseHalves(const RowSource& source) {
+  return DTypeBytes(source.k_elements.dtype) == 2 && source.k_elements.is_dense && source.v_elements.is_dense;
+}
+/// with(source) for elements that are dense halves, or for those that are not. The others are left out.
+template <bool dense_halves, typename With>
+KVTIER_HD void WithRows(const RowSource& source, const With& with) {
+  if (IsDenseHalves(source) != dense_halves) return;
+  if constexpr (!dense_halves) {
+    with(source);
+  } else if (source.k_elements.dtype == DType::kBf16) {
+    with(HalfSource<DType::kBf16>(source));
+  } else {
+    with(HalfSource<DType::kFp16>(source));
+  }
+}
 
 /// `rows` [tokens] is scratch; lanes must meet before they use the source.
 template <Team T>
@@ -59,13 +106,15 @@ KVTIER_HD inline RowSource RawSource(const CodedLayer<const uint8_t>& layer, uin
 
 /// The fp16 that the decoder of kv8 gives.
 struct Kv8Source {
+  static constexpr bool kFitsWhereFinite = true;
+
   BlockShape shape;
   Kv8Sections<const uint8_t> in;
   uint32_t head;
 
   KVTIER_HD static Four LoadRaw(const uint8_t* row) {
     Four four;
-    for (uint32_t i = 0; i < kRun; ++i) four.value[i] = FromHalf(Load16(row + 2 * i));
+    for (uint32_t i = 0; i < kRun; ++i) four.value[i] = FromHalf(LoadWord<uint16_t>(row + 2 * i));
     return four;
   }
   KVTIER_HD static float Out(float value) { return FromHalf(ToHalf(ClampToFp16(value))); }
@@ -79,9 +128,9 @@ struct Kv8Source {
         LoadWord<uint32_t>(in.k_codes + (uint64_t{head} * shape.tokens + token) * k_dim + channel);
     Four four;
     for (uint32_t i = 0; i < kRun; ++i) {
-      four.value[i] =
-          Out(DequantizeK(static_cast<uint8_t>(codes >> 8 * i), FromHalf(Load16(in.k_scale + range + 2 * i)),
-                          FromHalf(Load16(in.k_min + range + 2 * i))));
+      four.value[i] = Out(DequantizeK(static_cast<uint8_t>(codes >> 8 * i),
+                                      FromHalf(LoadWord<uint16_t>(in.k_scale + range + 2 * i)),
+                                      FromHalf(LoadWord<uint16_t>(in.k_min + range + 2 * i))));
     }
     return four;
   }
@@ -90,7 +139,7 @@ struct Kv8Source {
     if (token < shape.nraw)
       return LoadRaw(in.v_raw + 2 * ((uint64_t{head} * shape.nraw + token) * v_dim + channel));
     const uint64_t row = uint64_t{head} * shape.tokens + token;
-    const float scale = FromHalf(Load16(in.v_scale + 2 * row));
+    const float scale = FromHalf(LoadWord<uint16_t>(in.v_scale + 2 * row));
     const auto codes = LoadWord<uint32_t>(in.v_codes + row * v_dim + channel);
     Four four;
     for (uint32_t i = 0; i < kRun; ++i)

@@ -8,12 +8,15 @@ namespace {
 extern __shared__ std::byte shared_scratch[];
 
 __global__ void __launch_bounds__(kBatchLanes, 4) EncodePlanesKernel(EncodeBatchArgs args) {
-  EncodePlanesBatch(CudaTeam(shared_scratch), args);
+  EncodePlanesBatch<true>(CudaTeam(shared_scratch), args);
+}
+__global__ void __launch_bounds__(kBatchLanes) EncodePlanesFromAnyKernel(EncodeBatchArgs args) {
+  EncodePlanesBatch<false>(CudaTeam(shared_scratch), args);
 }
 __global__ void __launch_bounds__(kBatchLanes) MeasurePlanesKernel(EncodeBatchArgs args) {
   MeasurePlanesBatch(CudaTeam(shared_scratch), args);
 }
-__global__ void __launch_bounds__(kBatchLanes) EncodeKv8Kernel(EncodeBatchArgs args) {
+__global__ void __launch_bounds__(kBatchLanes, 4) EncodeKv8Kernel(EncodeBatchArgs args) {
   EncodeKv8Batch(CudaTeam(shared_scratch), args);
 }
 __global__ void __launch_bounds__(kBatchLanes, 8) GatherRawKernel(EncodeBatchArgs args) {
@@ -25,6 +28,7 @@ __global__ void __launch_bounds__(kBatchLanes, 8) GatherRawKernel(EncodeBatchArg
 LaunchError LaunchEncode(const EncodeBatchArgs& batch, StreamHandle stream) {
   const TeamLauncher launcher{.shape = EncodeBatchLaunch(batch), .codings = batch.codings, .stream = stream};
   return launcher.Run(batch, {{LayerCoding::kPlanes, EncodePlanesKernel},
+                              {LayerCoding::kPlanes, EncodePlanesFromAnyKernel},
                               {LayerCoding::kPlanes, MeasurePlanesKernel},
                               {LayerCoding::kKv8, EncodeKv8Kernel},
                               {LayerCoding::kRaw, GatherRawKernel}});

@@ -6,8 +6,11 @@ namespace {
 
 extern __shared__ std::byte shared_scratch[];
 
-__global__ void __launch_bounds__(kBatchLanes, 2) RequantizePlanesKernel(RequantizeBatchArgs args) {
-  RequantizePlanesBatch(CudaTeam(shared_scratch), args);
+__global__ void __launch_bounds__(kBatchLanes, 4) RequantizePlanesKernel(RequantizeBatchArgs args) {
+  RequantizePlanesBatch<true>(CudaTeam(shared_scratch), args);
+}
+__global__ void __launch_bounds__(kBatchLanes, 2) RequantizePlanesFromAnyKernel(RequantizeBatchArgs args) {
+  RequantizePlanesBatch<false>(CudaTeam(shared_scratch), args);
 }
 __global__ void __launch_bounds__(kBatchLanes) MeasureRequantizedKernel(RequantizeBatchArgs args) {
   MeasureRequantizedBatch(CudaTeam(shared_scratch), args);
@@ -22,6 +25,7 @@ LaunchError LaunchRequantize(const RequantizeBatchArgs& batch, StreamHandle stre
   const TeamLauncher launcher{
       .shape = RequantizeBatchLaunch(batch), .codings = batch.codings, .stream = stream};
   return launcher.Run(batch, {{LayerCoding::kPlanes, RequantizePlanesKernel},
+                              {LayerCoding::kPlanes, RequantizePlanesFromAnyKernel},
                               {LayerCoding::kPlanes, MeasureRequantizedKernel},
                               {LayerCoding::kKv8, RequantizeKv8Kernel}});
 }
