@@ -1,10 +1,11 @@
-// The launchers of kernels/cuda/launch.h for the fake runtime. What a kernel computes is here the business of
-// the host's codecs: the code around the launches is what is tested, the kernels' bodies have tests of their
-// own.
+// The launchers of kernels/cuda/launch.h for the fake runtime. A kernel is here its body on lanes that are
+// fibers, as many as on a GPU, so that what is tested around it gets what a GPU would give.
 #include "kernels/cuda/launch.h"
 
 #include "codecs/codec.h"
+#include "kernels/batch_encode.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/teams/fiber_team.h"
 #include "tiers/base/check.h"
 
 namespace kvtier::cuda {
@@ -40,44 +41,15 @@ std::span<const std::byte> BaseOf(const CodedLayer<const uint8_t>& layer) {
   return {reinterpret_cast<const std::byte*>(layer.base), bytes};
 }
 
-/// kv8 as fp16, in rows of one length.
-std::vector<std::byte> Decode(const CodedLayer<const uint8_t>& layer) {
-  const BlockShape& shape = layer.shape;
-  KVTIER_CHECK(shape.k_dim == shape.v_dim);
-  const uint64_t row = shape.k_dim * sizeof(uint16_t), half = row * shape.tokens * shape.kv_heads;
-  std::vector<std::byte> raw(2 * half);
-  const Codec& kv8 = *FindCodec(CodecId::kKv8);
-  kv8.decode(shape, EncodedPlanes(kv8, shape), {{BaseOf(layer)}},
-             {.k = raw.data(),
-              .v = raw.data() + half,
-              .head_stride = static_cast<int64_t>(shape.tokens * row),
-              .token_stride = static_cast<int64_t>(row),
-              .channel_stride = sizeof(uint16_t)});
-  return raw;
-}
-
-/// All of a layer's errors in its first head.
-void Encode(const RequantizeItem& item, EncodedHead* heads) {
-  const Codec& codec = *FindCodec(CodecOf(item.target));
-  LayerSource source{.raw = BaseOf(item.source), .scales = item.source.scales};
-  BlockShape shape = item.target.shape;
-  std::vector<std::byte> decoded;
-  if (item.source.coding == LayerCoding::kKv8) {
-    decoded = Decode(item.source);
-    source = {.raw = decoded, .scales = {}};
-    shape.dtype = DType::kFp16;
-  }
-  const bool fits = LayerIsFinite(shape, source);
-  for (uint32_t head = 0; head < item.target.shape.kv_heads; ++head)
-    heads[head] = {.k = {}, .v = {}, .fits = 1};
-  if (!fits) {
-    heads[0].fits = 0;
-    return;
-  }
-  const LayerError error = codec.encode(shape, source, PartsOf(item.target, codec));
-  const auto square = [](float value) { return double{value} * value; };
-  heads[0].k = {.square = 1, .int4 = square(error.k_int4), .int2 = square(error.k_int2)};
-  heads[0].v = {.square = 1, .int4 = square(error.v_int4), .int2 = square(error.v_int2)};
+/// ThreadSanitizer takes the fibers of a thread for one growing stack: there one lane does everything.
+template <typename Body>
+void LaunchLanes(const LaunchShape& shape, const Body& body) {
+#if defined(__SANITIZE_THREAD__)
+  LaunchSerial(shape, body);
+#else
+  const Status status = LaunchFibers(shape, {.lanes = kBatchLanes, .order = LaneOrder::kRandom}, body);
+  KVTIER_CHECK(status.ok());
+#endif
 }
 
 }  // namespace
@@ -96,9 +68,7 @@ LaunchError LaunchRequantize(const RequantizeBatchArgs& batch, StreamHandle stre
     return found;
   };
   const auto body = [batch] {
-    for (uint32_t i = 0; i < batch.count; ++i) {
-      Encode(batch.items[i], batch.heads + uint64_t{i} * batch.heads_max);
-    }
+    RunRequantize(batch, [](const LaunchShape& shape, const auto& run) { LaunchLanes(shape, run); });
   };
   const uint64_t heads = uint64_t{batch.count} * batch.heads_max;
   return fake_cuda::Launch("LaunchRequantize", stream,
