@@ -11,8 +11,9 @@ struct Measured {
   std::string unit;
 };
 
-/// Speeds of the current GPU, of the kernels on it, and of an FP16 attention kernel beside them. Throws
-/// std::runtime_error with CUDA's words where it fails.
-std::vector<Measured> MeasureGpu();
+/// Speeds of the current GPU, of the kernels on it, and of FP16 attention beside them. Throw
+/// std::runtime_error with CUDA's words where they fail.
+std::vector<Measured> MeasureGpu();        ///< all of it
+std::vector<Measured> MeasureAttention();  ///< a part of that
 
 }  // namespace kvtier

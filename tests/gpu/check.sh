@@ -2,7 +2,7 @@
 # On a machine with a GPU, nvcc and g++: builds the kernels, checks them byte for byte, measures them.
 #   tests/gpu/check.sh [FOLDER]     build and results in FOLDER (build/gpu); results.json there is what was measured
 #   KVTIER_GPU_BUILD_ONLY=1         stops after the build: FOLDER can be copied to the machine with the GPU
-# Needs neither CMake nor any library but the CUDA runtime. Exits non-zero when a check fails, and
+# Needs neither CMake nor any library but the CUDA runtime; cuBLAS is measured beside the kernels where it is. Exits non-zero when a check fails, and
 # with 3 where there is no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -32,8 +32,10 @@ if [ ! -x "$folder/kvtier-gpu-check" ] || [ -x "$nvcc" ]; then
     "$nvcc" "${flags[@]}" -fmad=false -c "kernels/cuda/$source.cu" -o "$folder/$source.o" &
     jobs+=($!)
   done
-  "$nvcc" "${flags[@]}" -c tests/gpu/bench.cu -o "$folder/bench.o" &
-  jobs+=($!)
+  for source in bench bench_attention; do
+    "$nvcc" "${flags[@]}" -c "tests/gpu/$source.cu" -o "$folder/$source.o" &
+    jobs+=($!)
+  done
   for source in tests/gpu/conformance_attention tests/gpu/conformance_golden tests/gpu/conformance_shapes tests/gpu/check \
                 tests/support/fixture; do
     g++ -std=c++20 -O2 -ffp-contract=off -I. -isystem "$include" -c "$source.cc" -o "$folder/$(basename "$source").o" &

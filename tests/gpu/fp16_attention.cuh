@@ -16,7 +16,7 @@ struct Fp16Attention {
   const __half* k;  ///< [sequences][kv_heads][tokens][kDim]
   const __half* v;
   const float* q;  ///< [sequences][kv_heads][kQueries][kDim]
-  uint32_t tokens, part_tokens, kv_heads;
+  uint32_t tokens, part_tokens;
   float scale;
   float* o;  ///< [parts][sequences][kv_heads][kQueries][kDim]
   float* m;  ///< [parts][sequences][kv_heads][kQueries]
