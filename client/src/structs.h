@@ -17,13 +17,14 @@ inline constexpr size_t kMaxStructBytes = 4096;
 template <typename T>
 inline constexpr size_t kFirstVersionBytes = sizeof(T);
 
-/// A caller's struct of any version. Errors: kInvalidArgument when struct_size is not set; kUnimplemented
+/// A caller's struct of any version. Errors: kInvalidArgument when struct_size is none; kUnimplemented
 /// when the caller is of a later version and has set what this one does not know, which must not be ignored.
 template <typename T>
 Result<T> StructOf(const T* given, const char* name) {
   const size_t bytes = given->struct_size;
   if (bytes < kFirstVersionBytes<T> || bytes > kMaxStructBytes)
-    return Status(Code::kInvalidArgument, std::string(name) + ": struct_size is not set");
+    return Status(Code::kInvalidArgument,
+                  std::string(name) + ": struct_size is not that of any version: " + std::to_string(bytes));
   const auto* all = reinterpret_cast<const std::byte*>(given);
   for (size_t i = sizeof(T); i < bytes; ++i) {
     if (all[i] != std::byte{0})

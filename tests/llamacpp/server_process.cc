@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <fstream>
@@ -46,7 +47,9 @@ ServerProcess::~ServerProcess() {
 Status ServerProcess::Start(const std::string& log, std::vector<std::string> arguments) {
   KVTIER_CHECK(pid_ <= 0);
   const std::string program = ProgramFolder() + "/kvtier-llama-server";
-  arguments.insert(arguments.begin(), {program, "--model", TestModel(), "--port", "0"});
+  arguments.insert(arguments.begin(), {program, "--model", TestModel()});
+  if (std::ranges::find(arguments, "--port") == arguments.end())
+    arguments.insert(arguments.end(), {"--port", "0"});
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);

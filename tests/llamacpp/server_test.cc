@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <csignal>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -11,6 +14,7 @@
 #include "tests/llamacpp/server_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/eventually.h"
+#include "tiers/base/unique_fd.h"
 
 namespace kvtier::llamacpp {
 namespace {
@@ -133,6 +137,10 @@ TEST_F(ServerTest, RequestsThatItCannotServeAreAnswered) {
   EXPECT_EQ(Post("/v1/completions", {{"prompt", Long(100)}, {"max_tokens", 1000}}).status, 400) << "context";
   EXPECT_EQ(Post("/v1/completions", {{"prompt", ""}}).status, 400);
   EXPECT_EQ(Post("/v1/completions", {{"prompt", std::string(30'000, 'a')}}).status, 413);
+  const std::string form = Json{{"prompt", Long(200)}}.dump();
+  const httplib::Result as_form = Http().Post("/v1/completions", form, "application/x-www-form-urlencoded");
+  ASSERT_TRUE(as_form);
+  EXPECT_EQ(as_form->status, 400) << "too long for the context, not for what curl -d says it sends";
   EXPECT_EQ(Post("/v1/embeddings", {{"input", "a"}}).status, 404);
   const httplib::Result models = Http().Get("/v1/models");
   ASSERT_TRUE(models);
@@ -259,6 +267,46 @@ TEST_F(ServerTest, ATerminatedServerWaitsNoLongerThanItIsTold) {
   server_.Terminate();
   EXPECT_EQ(server_.Wait(), 0);
   EXPECT_NE(answer.get().status, 200);
+}
+
+TEST_F(ServerTest, APortThatAnotherServerHasIsRefused) {
+  StartServer();
+  ServerProcess second;
+  const Status started = second.Start(daemon_.folder().File("second.log"),
+                                      {"--no-cache", "--port", std::to_string(server_.port())});
+  EXPECT_FALSE(started.ok());
+  EXPECT_THAT(started.ToString(), testing::HasSubstr("cannot listen"));
+}
+
+/// More than the library itself lets wait: the kernel would let the seventh try again a second later.
+TEST_F(ServerTest, ManyMayConnectAtOnce) {
+  StartServer();
+  ::kill(server_.pid(), SIGSTOP);
+  std::vector<UniqueFd> clients;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(server_.port());
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int i = 0; i < 60; ++i) {
+    clients.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval half_a_second{.tv_sec = 0, .tv_usec = 500'000};
+    ::setsockopt(clients.back().get(), SOL_SOCKET, SO_SNDTIMEO, &half_a_second, sizeof half_a_second);
+    ASSERT_EQ(::connect(clients.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0) << i;
+  }
+  ::kill(server_.pid(), SIGCONT);
+}
+
+TEST_F(ServerTest, AClientThatLeavesWithoutAStreamFreesItsSlot) {
+  StartServer({"--slots", "1"});
+  httplib::Client client = Http();
+  client.set_read_timeout(0, 200'000);
+  const Json body = {{"prompt", "Long ago"}, {"max_tokens", 900}, {"temperature", 0.5}};
+  EXPECT_FALSE(client.Post("/v1/completions", body.dump(), "application/json"));
+  EXPECT_TRUE(Eventually(30, [&] {
+    const Json health = Health();
+    return health["requests"] == 1 && health["busy"] == 0;
+  }));
+  EXPECT_LT(Health()["generated_tokens"], 900);
 }
 
 TEST_F(ServerTest, AClientThatLeavesFreesItsSlot) {

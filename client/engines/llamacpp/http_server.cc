@@ -1,6 +1,7 @@
 #include "client/engines/llamacpp/http_server.h"
 
 #include <httplib.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +10,7 @@
 #include "client/engines/llamacpp/api_reply.h"
 #include "client/engines/llamacpp/api_request.h"
 #include "client/engines/llamacpp/bounded_pool.h"
+#include "client/engines/llamacpp/peer_socket.h"
 
 namespace kvtier::llamacpp {
 namespace {
@@ -22,6 +24,11 @@ constexpr Duration kDeadlineGrace = std::chrono::seconds(10);
 constexpr uint32_t kCompletionTokensDefault = 16;
 constexpr time_t kSocketTimeoutS = 10;
 constexpr Duration kStuck = std::chrono::seconds(60);
+/// Connections that wait unaccepted; the library's own number is 5, and the kernel lets the sixth try again a
+/// second later.
+constexpr int kBacklog = 128;
+/// What nginx logs for it; nobody reads it.
+constexpr int kClientClosedRequest = 499;
 
 void Answer(httplib::Response& response, int status, std::string body) {
   response.status = status;
@@ -107,16 +114,18 @@ class HttpServer::Impl {
     server_.set_read_timeout(kSocketTimeoutS);
     server_.set_write_timeout(kSocketTimeoutS);
     server_.set_tcp_nodelay(true);
+    // Without SO_REUSEPORT, which the library sets: with it two servers share a port, and each answers some.
+    server_.set_socket_options([this](socket_t socket) {
+      listening_ = socket;
+      const int yes = 1;
+      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    });
     server_.Get("/health", [this](const auto&, auto& response) { Health(response); });
     server_.Get("/v1/models", [this](const auto&, auto& response) {
       Answer(response, 200, ModelsReply(options_.model_name, std::time(nullptr)));
     });
-    server_.Post("/v1/completions", [this](const auto& request, auto& response) {
-      Generate(ApiKind::kCompletion, request, response);
-    });
-    server_.Post("/v1/chat/completions", [this](const auto& request, auto& response) {
-      Generate(ApiKind::kChat, request, response);
-    });
+    Post("/v1/completions", ApiKind::kCompletion);
+    Post("/v1/chat/completions", ApiKind::kChat);
     // Only for what httplib refuses itself: our own answers have a body.
     server_.set_error_handler([](const auto&, auto& response) {
       if (!response.body.empty()) return;
@@ -134,7 +143,7 @@ class HttpServer::Impl {
     const int port = options_.port == 0 ? server_.bind_to_any_port(options_.host)
                      : server_.bind_to_port(options_.host, options_.port) ? options_.port
                                                                           : -1;
-    if (port > 0) return static_cast<uint16_t>(port);
+    if (port > 0 && ::listen(listening_, kBacklog) == 0) return static_cast<uint16_t>(port);
     return Status(Code::kUnavailable,
                   "cannot listen on " + options_.host + ":" + std::to_string(options_.port));
   }
@@ -148,9 +157,27 @@ class HttpServer::Impl {
     Answer(response, healthy ? 200 : 503, HealthReply(state, options_.cache_off));
   }
 
-  void Generate(ApiKind kind, const httplib::Request& request, httplib::Response& response) {
-    Result<ApiRequest> parsed =
-        kind == ApiKind::kChat ? ParseChat(request.body) : ParseCompletion(request.body);
+  /// Reads the body itself: the library takes no more than 8 KiB of what curl -d calls a form.
+  void Post(const char* path, ApiKind kind) {
+    server_.Post(path, [this, kind](const httplib::Request& request, httplib::Response& response,
+                                    const httplib::ContentReader& read) {
+      std::string body;
+      const bool whole = read([&](const char* bytes, size_t count) {
+        if (count > options_.body_bytes_max - body.size()) return false;
+        body.append(bytes, count);
+        return true;
+      });
+      if (!whole) {
+        if (response.status < 400) response.status = 413;
+        return;
+      }
+      Generate(kind, request, body, response);
+    });
+  }
+
+  void Generate(ApiKind kind, const httplib::Request& request, const std::string& body,
+                httplib::Response& response) {
+    Result<ApiRequest> parsed = kind == ApiKind::kChat ? ParseChat(body) : ParseCompletion(body);
     if (!parsed.ok()) return AnswerError(response, parsed.status());
     const TimePoint deadline = clock_.Now() + options_.request_timeout;
     const Result<std::shared_ptr<Generation>> generation = Submit(kind, *parsed, deadline);
@@ -168,7 +195,7 @@ class HttpServer::Impl {
         return stream->Next(sink, clock_.Now());
       });
     } else {
-      AnswerWhole(**generation, head, deadline + kDeadlineGrace, response);
+      AnswerWhole(**generation, head, deadline + kDeadlineGrace, PeerSocket(request), response);
     }
   }
 
@@ -190,7 +217,7 @@ class HttpServer::Impl {
     return static_cast<uint32_t>(std::min<size_t>(room, options_.chat_tokens_default));
   }
 
-  void AnswerWhole(Generation& generation, const ReplyHead& head, TimePoint give_up,
+  void AnswerWhole(Generation& generation, const ReplyHead& head, TimePoint give_up, PeerSocket peer,
                    httplib::Response& response) const {
     std::string text;
     for (;;) {
@@ -205,6 +232,11 @@ class HttpServer::Impl {
         generation.Cancel();
         return AnswerError(response, Status(Code::kDeadlineExceeded, "the engine does not answer"));
       }
+      if (peer.HasLeft()) {
+        generation.Cancel();
+        response.status = kClientClosedRequest;
+        return;
+      }
     }
   }
 
@@ -213,6 +245,7 @@ class HttpServer::Impl {
   const HttpOptions options_;
   const Clock& clock_;
   std::atomic<uint64_t> requests_ = 0;
+  socket_t listening_ = INVALID_SOCKET;
   httplib::Server server_;
 };
 

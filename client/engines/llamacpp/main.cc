@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -41,7 +42,9 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--context", engine.sequence_tokens, "tokens of a request, prompt and answer")
       ->check(CLI::Range(64, 1 << 20));
   app.add_option("--batch", engine.batch_tokens, "tokens of one step")->check(CLI::Range(64, 4096));
-  app.add_option("--threads", engine.threads, "threads that compute")->check(CLI::Range(1, 512));
+  // They wait for each other by spinning: more than there are CPUs, and nobody gets on.
+  const int cpus = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  app.add_option("--threads", engine.threads, "threads that compute")->check(CLI::Range(1, cpus));
   app.add_option("--host", arguments.http.host, "address to listen on");
   app.add_option("--port", arguments.http.port, "0: any free one");
   app.add_option("--queue", arguments.queue_max, "requests that wait for a slot; more are refused")
