@@ -17,7 +17,7 @@ namespace kvtier {
 /// Blocks that one worker has on their way to and from devices at once, and the bytes of their places there
 /// from which on it takes no more: what a block for which somebody waits finds before it on the device.
 inline constexpr size_t kMaxStreamJobs = 16;
-inline constexpr uint64_t kMaxStreamBytes = uint64_t{4} << 20;
+inline constexpr uint64_t kMaxStreamBytes = uint64_t{3} << 20;
 
 /// What ends at the same time is reported together, unless it took as long to copy as this much does.
 inline constexpr uint64_t kMaxReportBytes = uint64_t{512} << 10;
