@@ -20,10 +20,23 @@ void ParseOnly(const std::string& method) {
   EXPECT_EQ(options.only, std::vector<std::string>{method});
 }
 
+void ParseJson(const std::string& file) {
+  CLI::App app;
+  CommonOptions options;
+  AddCommon(app, options, MethodNames());
+  std::vector<std::string> arguments = {file, "--json"};
+  app.parse(arguments);
+}
+
 TEST(Methods, AreAskedForByNamesThatExist) {
   for (const std::string& name : MethodNames()) EXPECT_NO_THROW(ParseOnly(name)) << name;
   for (const std::string& name : {std::string("kv4"), AttendedNames().at(0)})
     EXPECT_THROW(ParseOnly(name), CLI::ValidationError) << name << " would evaluate nothing and succeed";
+}
+
+TEST(Results, AreNotComputedForAFileThatCannotBeWritten) {
+  EXPECT_THROW(ParseJson("/nonexistent/x.json"), CLI::ValidationError);
+  EXPECT_NO_THROW(ParseJson("/dev/null"));
 }
 
 TEST(Results, AreWrittenWhereAskedForAndAFailureIsTold) {

@@ -17,7 +17,10 @@ std::string CacheFolder() {
 void AddCommon(CLI::App& command, CommonOptions& options, const std::vector<std::string>& methods) {
   command.add_option("--model", options.model, "GGUF file")->capture_default_str();
   command.add_option("--text", options.texts, "NAME=FILE[,FILE...], may be repeated")->capture_default_str();
-  command.add_option("--json", options.json, "Write the results to this file as JSON, too");
+  command.add_option("--json", options.json, "Write the results to this file as JSON, too")
+      ->check([](const std::string& path) {  // before hours of computing
+        return std::ofstream(path, std::ios::app) ? "" : path + " cannot be written";
+      });
   command.add_option("--only", options.only, "Only this method, may be repeated")
       ->check(CLI::IsMember(methods));
   command.add_option("--threads", options.threads, "Of the engine")

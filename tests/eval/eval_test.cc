@@ -58,7 +58,7 @@ TEST(Logits, SummaryIsOfWindowsAndItsPercentileOfTokens) {
   EXPECT_DOUBLE_EQ(summary.top1, 0.995);
   EXPECT_DOUBLE_EQ(summary.nll_change, 0.01);
   EXPECT_EQ(summary.tokens, 200u);
-  EXPECT_EQ(Summarize({windows.data(), 1}).kl_error, 0);
+  EXPECT_TRUE(std::isnan(Summarize({windows.data(), 1}).kl_error)) << "nobody knows";
 }
 
 constexpr uint32_t kContextTokens = 300;  // no whole number of blocks

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "tiers/base/check.h"
 
@@ -21,7 +22,7 @@ double LogSum(std::span<const float> logits) {
 }
 
 struct MeanAndError {
-  double mean = 0, error = 0;
+  double mean = 0, error = std::numeric_limits<double>::quiet_NaN();
 };
 MeanAndError Of(const std::vector<double>& values) {
   MeanAndError of;

@@ -35,7 +35,7 @@ struct Summary {
   double kl = 0, kl_p99 = 0;
   double top1 = 0;  ///< part of the tokens whose most probable next token is the same
   double nll_change = 0;
-  double kl_error = 0, nll_error = 0;  ///< standard errors over the windows; 0 of one window
+  double kl_error = 0, nll_error = 0;  ///< standard errors over the windows; NaN of one window
   size_t windows = 0, tokens = 0;
 };
 
