@@ -78,3 +78,11 @@ def test_tensors_that_cannot_be(register):
         kvtier.View(torch.zeros((LAYERS, 2, HEADS, TOKENS, DIM), dtype=torch.float64), "lchtd")
     with pytest.raises((ValueError, NotImplementedError, RuntimeError, BufferError)):
         kvtier.View(torch.zeros((LAYERS, 2, HEADS, TOKENS, DIM), dtype=torch.float16, device="meta"), "lchtd")
+    for lazy in (torch._neg_view(random_kv(torch.float16)), torch.view_as_complex(torch.zeros((2, 2))).conj().imag,
+                 torch._efficientzerotensor((LAYERS, 2, HEADS, TOKENS, DIM), dtype=torch.float16)):
+        with pytest.raises(ValueError, match="lazy"):
+            kvtier.View(lazy, "lchtd")
+    for other in ("bfloat16", "float8_e4m3fnuz", "bool"):
+        with pytest.raises(ValueError, match="type of their own"):
+            kvtier.View(random_kv(getattr(torch, other)), "lchtd", dtype=kvtier.DType.FP16)
+    assert kvtier.View(random_kv(torch.int16), "lchtd", dtype=kvtier.DType.BF16).struct.dtype == kvtier.DType.BF16

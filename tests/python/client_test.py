@@ -216,31 +216,6 @@ def test_foreign_hashes(model):
     assert [bytes(ref.parent) for ref in blocks._refs] == [model.namespace(), model.foreign_key(b"first")]
 
 
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda kvtier, kv: kvtier.View(kv, "lchd"), "no axis t"),
-    (lambda kvtier, kv: kvtier.View(kv, "lcxtd"), "unknown axis"),
-    (lambda kvtier, kv: kvtier.View(kv, "lhttd"), "twice"),
-    (lambda kvtier, kv: kvtier.View([kv[0]], "lchtd"), "one array has an axis"),
-    (lambda kvtier, kv: kvtier.View(kv, "chtd"), "one array has an axis"),
-    (lambda kvtier, kv: kvtier.View(kv[:, 0], "lhtd"), "either the axes"),
-    (lambda kvtier, kv: kvtier.View(kv, "lcptd"), "no axis h"),
-    (lambda kvtier, kv: kvtier.View(kv[:, :1], "lchtd"), "not 2"),
-    (lambda kvtier, kv: kvtier.View([kv[0], kv[1][:, :, :9]], "chtd"), "differ"),
-    (lambda kvtier, kv: kvtier.View(kv.astype(np.float64), "lchtd"), "none of FP16"),
-    (lambda kvtier, kv: kvtier.View([], "chtd"), "no array"),
-    (lambda kvtier, kv: kvtier.View(kv[:, 0], "lhtd", v=kv[:, 1].view(np.uint16)), "differ"),
-    (lambda kvtier, kv: kvtier.View(kv[:, 0], "lhtd", v=kv[:, 1].swapaxes(1, 2).copy().swapaxes(1, 2)), "differ"),
-    (lambda kvtier, kv: kvtier.View(kv.view(np.uint8), "lchtd", dtype=kvtier.DType.BF16), "have 1 bytes, BF16 has 2"),
-    (lambda kvtier, kv: kvtier.View(np.broadcast_to(kv[..., :1], kv.shape), "lchtd"), "one element"),
-    (lambda kvtier, kv: kvtier.View(kv.reshape(LAYERS, 2, HEADS, 20, 15, DIM), "lchptd", page_table=[20]), "outside"),
-])
-def test_views_that_cannot_be(make, what):
-    import kvtier
-
-    with pytest.raises(ValueError, match=what):
-        make(kvtier, random_kv())
-
-
 def test_what_does_not_fit_is_refused_before_memory_is_touched(model):
     import kvtier
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import operator
 import os
 from ctypes import POINTER, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from typing import Any, TypeVar
 
 KEY_BYTES = 32
 VIEW_ROTATED_V = 1
@@ -220,6 +222,31 @@ class Stats(ctypes.Structure):
     ]
 
 
+def whole(value: Any, c_type: Any, what: str) -> int:
+    """ctypes cuts a number to its type's bits and says nothing. Errors: TypeError, ValueError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is a whole number, not {type(value).__name__}") from None
+    bits = 8 * ctypes.sizeof(c_type)
+    signed = bool(c_type(-1).value < 0)
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    if not low <= number <= high:
+        raise ValueError(f"{what} is {number}, not within [{low}, {high}]")
+    return number
+
+
+def text(value: str | None, what: str) -> bytes | None:
+    """A C string, which ends at its first NUL. ctypes would take a number as an address. Errors: TypeError, ValueError."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str, not {type(value).__name__}")
+    if "\0" in value:
+        raise ValueError(f"{what} has a NUL character")
+    return value.encode()
+
+
 _P = POINTER
 # name: (result, arguments). Handles are c_void_p.
 PROTOTYPES = {
@@ -266,6 +293,15 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def sized(struct_type, **fields):
-    """A struct with struct_size set and everything else zero but `fields`."""
+_WHOLE = (c_int, c_int32, c_int64, c_uint32, c_uint64)  # c_size_t is one of them
+_Struct = TypeVar("_Struct", bound=ctypes.Structure)
+
+
+def sized(struct_type: type[_Struct], **fields: Any) -> _Struct:
+    """A struct with struct_size set and everything else zero but `fields`. Errors: TypeError and ValueError for numbers that
+    do not fit; texts come as `text` makes them."""
+    types = dict(struct_type._fields_)  # type: ignore[arg-type]
+    for name, value in fields.items():
+        if types[name] in _WHOLE:
+            fields[name] = whole(value, types[name], name)
     return struct_type(struct_size=ctypes.sizeof(struct_type), **fields)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import array
 import ctypes
+import os
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
 from . import _abi
-from ._abi import Code, DType, Durability, Precision
+from ._abi import Code, DType, Durability, Precision, text, whole
 from ._view import View
 
 _lib = _abi.load()
@@ -27,7 +28,7 @@ class Error(Exception):
             self.code = Code(code)
         except ValueError:
             self.code = Code.INTERNAL
-        super().__init__(f"{self.code.name}: {text}")
+        super().__init__(f"{self.code.name}: {text.removeprefix(self.code.name).removeprefix(': ')}".removesuffix(": "))
 
 
 def _last_error() -> str:
@@ -39,17 +40,18 @@ def _check(code: int) -> None:
         raise Error(code, _last_error())
 
 
-def _text(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+def _u32(value: Any, what: str) -> int:
+    return whole(value, ctypes.c_uint32, what)
 
 
 def library_version() -> str:
-    return _lib.kvtier_version().decode()
+    return str(_lib.kvtier_version().decode())
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model's K and V depend on and how they are shaped; kvtier_model_spec says what each field means."""
+    """What a model's K and V depend on and how they are shaped; kvtier_model_spec says what each field means. Errors:
+    TypeError, and ValueError for texts with a NUL and numbers that do not fit."""
 
     model_id: str
     layers: int
@@ -73,22 +75,27 @@ class ModelSpec:
     k_scales: SequenceOf[float] | None = None
     v_scales: SequenceOf[float] | None = None
 
+    def __post_init__(self) -> None:
+        if self.model_id is None:
+            raise TypeError("model_id is a str")
+        self._to_c()
+
     def _to_c(self) -> _abi.ModelSpec:
-        def scales(values):
+        def scales(values: SequenceOf[float] | None) -> ctypes.Array[ctypes.c_float] | None:
             if values is None:
                 return None
             if len(values) != self.layers:
                 raise ValueError("scales are one a layer")
             return (ctypes.c_float * len(values))(*values)
 
-        return _abi.sized(
-            _abi.ModelSpec, model_id=_text(self.model_id), revision=_text(self.revision), lora=_text(self.lora),
-            config_digest=_text(self.config_digest), kv_scales=_text(self.kv_scales), layout_id=_text(self.layout_id),
-            layer_group=self.layer_group, layers=self.layers, kv_heads=self.kv_heads, k_dim=self.k_dim,
-            v_dim=self.v_dim, dtype=int(self.dtype), tokens_per_block=self.tokens_per_block, tp_rank=self.tp[0],
-            tp_size=self.tp[1], pp_rank=self.pp[0], pp_size=self.pp[1], cp_rank=self.cp[0], cp_size=self.cp[1],
-            first_raw_rows=self.first_raw_rows, boost_channels=self.boost_channels, floor=int(self.floor),
-            k_scales=scales(self.k_scales), v_scales=scales(self.v_scales))
+        names = ("model_id", "revision", "lora", "config_digest", "kv_scales", "layout_id")
+        counts = ("layer_group", "layers", "kv_heads", "k_dim", "v_dim", "dtype", "tokens_per_block", "first_raw_rows",
+                  "boost_channels", "floor")
+        ranks = {f"{kind}_{what}": value for kind in ("tp", "pp", "cp")
+                 for what, value in zip(("rank", "size"), getattr(self, kind), strict=True)}
+        return _abi.sized(_abi.ModelSpec, **{name: text(getattr(self, name), name) for name in names},
+                          **{name: getattr(self, name) for name in counts}, **ranks,
+                          k_scales=scales(self.k_scales), v_scales=scales(self.v_scales))
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ class Stats:
 class Blocks:
     """Consecutive blocks of a token sequence, by their keys: what lookup, acquire and put ask about."""
 
-    def __init__(self, refs: ctypes.Array, tokens: ctypes.Array) -> None:
+    def __init__(self, refs: ctypes.Array[_abi.BlockRef], tokens: ctypes.Array[ctypes.c_int32]) -> None:
         self._refs, self._tokens = refs, tokens
 
     def __len__(self) -> int:
@@ -192,6 +199,8 @@ class Blocks:
         return self[:count]
 
     def __getitem__(self, part: slice) -> Blocks:
+        if not isinstance(part, slice):
+            raise TypeError("blocks are taken as a run: blocks[i:i + 1] is one")
         first, last, step = part.indices(len(self._refs))
         if step != 1 or last <= first:
             raise ValueError("blocks are taken as a run of at least one")
@@ -211,14 +220,14 @@ class Ticket:
         results = (_abi.PutResult * max(self._blocks, 1))()
         for result in results:
             result.code = -1  # told from a block's own outcome below
-        code = _lib.kvtier_wait(self._client._handle, self.number, results if self._blocks else None, self._blocks,
-                                timeout_ms)
+        code = _lib.kvtier_wait(self._client._open(), self.number, results if self._blocks else None, self._blocks,
+                                _u32(timeout_ms, "timeout_ms"))
         if not self._blocks or results[0].code == -1:
             _check(code)
         return [PutResult(Code(r.code), Precision(r.precision), r.tier) for r in results[:self._blocks]]
 
     def cancel(self) -> None:
-        _check(_lib.kvtier_cancel(self._client._handle, self.number))
+        _check(_lib.kvtier_cancel(self._client._open(), self.number))
 
 
 class Fetch:
@@ -238,23 +247,24 @@ class Fetch:
         results = (_abi.BlockResult * self._count)()
         for result in results:
             result.code = -1
-        code = _lib.kvtier_wait_layer(self._client._handle, self.number, layer, results, self._count, timeout_ms)
+        code = _lib.kvtier_wait_layer(self._client._open(), self.number, _u32(layer, "layer"), results, self._count,
+                                      _u32(timeout_ms, "timeout_ms"))
         if results[0].code == -1:
             _check(code)
         return _block_results(results)
 
     def wait(self, timeout_ms: int = 0) -> None:
         """Until all layers are decoded. Raises Error for the first block that failed, too."""
-        code = _lib.kvtier_wait(self._client._handle, self.number, None, 0, timeout_ms)
+        code = _lib.kvtier_wait(self._client._open(), self.number, None, 0, _u32(timeout_ms, "timeout_ms"))
         self._ended = code != Code.DEADLINE_EXCEEDED
         _check(code)
 
     def cancel(self) -> None:
         """Nothing writes to the view any more when this returns."""
-        _check(_lib.kvtier_cancel(self._client._handle, self.number))
+        _check(_lib.kvtier_cancel(self._client._open(), self.number))
 
 
-def _block_results(results: ctypes.Array) -> list[BlockResult]:
+def _block_results(results: ctypes.Array[_abi.BlockResult]) -> list[BlockResult]:
     return [BlockResult(Code(r.code), Precision(r.precision), r.k_error, r.v_error) for r in results]
 
 
@@ -262,7 +272,8 @@ class Lease:
     """Pinned blocks; `with` releases them."""
 
     def __init__(self, model: Model, handle: ctypes.c_void_p) -> None:
-        self._model, self._handle = model, handle
+        self._model = model
+        self._handle: ctypes.c_void_p | None = handle
 
     def __enter__(self) -> Lease:
         return self
@@ -280,11 +291,11 @@ class Lease:
             _lib.kvtier_release(handle)
 
     def __len__(self) -> int:
-        return _lib.kvtier_lease_count(self._handle)
+        return int(_lib.kvtier_lease_count(self._handle))
 
     @property
     def tokens(self) -> int:
-        return _lib.kvtier_lease_tokens(self._handle)
+        return int(_lib.kvtier_lease_tokens(self._handle))
 
     def blocks(self) -> list[BlockInfo]:
         infos = []
@@ -296,16 +307,22 @@ class Lease:
         return infos
 
     def fetch(self, view: View, first: int = 0, count: int | None = None, layers: range | None = None) -> list[BlockResult]:
-        """Decodes blocks into the view, token 0 of block `first` at its first token. A block that fails has its own
-        result; only bad arguments raise."""
+        """Decodes blocks into the view, token 0 of block `first` at its first token. `layers` is a run of at least one, None
+        is all. A block that fails has its own result; only bad arguments raise."""
         count = self._range(view, first, count)
+        chosen = range(self._model.spec.layers) if layers is None else layers
+        if not isinstance(chosen, range):
+            raise TypeError(f"layers is a range, not {type(chosen).__name__}")
+        if chosen.step != 1 or not 0 <= chosen.start < chosen.stop <= self._model.spec.layers:
+            raise ValueError(f"{chosen} is no run of at least one of the {self._model.spec.layers} layers")
         results = (_abi.BlockResult * count)()
         for result in results:
             result.code = -1
-        chosen = layers or range(0, 0)
         code = _lib.kvtier_fetch(self._handle, first, count, chosen.start, len(chosen), ctypes.byref(view.struct), results)
         if results[0].code == -1 or code == Code.INVALID_ARGUMENT:
             _check(code)
+        if code in MISSES:
+            self._model._client._open()  # else it was no miss
         return _block_results(results)
 
     def fetch_async(self, view: View, first: int = 0, count: int | None = None) -> Fetch:
@@ -315,13 +332,18 @@ class Lease:
         return Fetch(self._model._client, number.value, count, view)
 
     def _range(self, view: View, first: int, count: int | None) -> int:
+        if self._handle is None:
+            raise ValueError("the lease is released")
+        self._model._client._open()
         if not view.writable:
             raise ValueError("the view's arrays are read-only")
         held = self.blocks()
         count = len(held) - first if count is None else count
         if first < 0 or count < 1 or first + count > len(held):
             raise ValueError(f"blocks [{first}, {first + count}) are not in the lease, which has {len(held)}")
-        self._model._check_room(view, sum(block.tokens for block in held[first:first + count]))
+        tokens = sum(block.tokens for block in held[first:first + count])
+        self._model._check_room(view, tokens)
+        view.check_pages_differ(tokens)
         return count
 
 
@@ -337,7 +359,12 @@ class Model:
         return bytes(digest)
 
     def keys(self, tokens: Any) -> Blocks:
-        """Of the sequence from its first token: full blocks, then a tail block for the rest. Pure hashing."""
+        """Of the sequence from its first token: full blocks, then a tail block for the rest. Pure hashing. Errors: TypeError for
+        what are no whole numbers, bytes among them; ValueError for several sequences."""
+        if isinstance(tokens, (bytes, bytearray)):
+            raise TypeError("tokens are whole numbers, and bytes might be numbers of any size: array.array says which")
+        if getattr(tokens, "ndim", 1) != 1:
+            raise ValueError(f"tokens are one sequence, not an array of {tokens.ndim} axes")
         ids = array.array("i", tokens)
         values = (ctypes.c_int32 * len(ids)).from_buffer(ids) if ids else (ctypes.c_int32 * 0)()
         capacity = -(-len(ids) // (self.spec.tokens_per_block or 128))
@@ -348,6 +375,8 @@ class Model:
 
     def foreign_key(self, engine_hash: bytes) -> bytes:
         """The key of a full block for engines with chained hashes of their own."""
+        if not isinstance(engine_hash, bytes):
+            raise TypeError(f"an engine's hash is bytes, not {type(engine_hash).__name__}")
         key = _abi.Key()
         _check(_lib.kvtier_foreign_key(self._handle, engine_hash, len(engine_hash), key))
         return bytes(key)
@@ -356,6 +385,8 @@ class Model:
                        first_block: int = 0) -> Blocks:
         """Full blocks by an engine's own chained hashes; `parent_hash` is that of the block before them."""
         size = self.spec.tokens_per_block or 128
+        whole((first_block + len(engine_hashes)) * size, ctypes.c_uint64, "the position of the last block")
+        whole(first_block, ctypes.c_uint64, "first_block")
         parent = self.namespace() if parent_hash is None else self.foreign_key(parent_hash)
         refs = (_abi.BlockRef * len(engine_hashes))()
         for i, engine_hash in enumerate(engine_hashes):
@@ -370,8 +401,9 @@ class Model:
         matches = (_abi.Match * len(blocks))()
         result = _abi.LookupResult()
         code = _lib.kvtier_lookup(self._handle, ctypes.byref(blocks._query(before_last_token)), matches,
-                                  ctypes.byref(result), timeout_ms)
+                                  ctypes.byref(result), _u32(timeout_ms, "timeout_ms"))
         if code in MISSES:
+            self._client._open()  # else it was no miss
             return Lookup(0, 0, ())
         _check(code)
         found = tuple(Match(Precision(match.precision), match.tier) for match in matches[:result.blocks])
@@ -386,6 +418,7 @@ class Model:
         code = _lib.kvtier_acquire(self._handle, ctypes.byref(blocks._query(before_last_token)), ctypes.byref(options),
                                    ctypes.byref(handle))
         if code in MISSES:
+            self._client._open()  # else it was no miss
             return None
         _check(code)
         return Lease(self, handle)
@@ -405,19 +438,20 @@ class Model:
     def prefetch(self, blocks: Blocks, tier: int, timeout_ms: int = 0) -> Ticket:
         """Starts moving blocks up to `tier`."""
         number, started = ctypes.c_uint64(), ctypes.c_uint32()
-        _check(_lib.kvtier_prefetch(self._handle, ctypes.byref(blocks._query()), tier, timeout_ms, ctypes.byref(number),
-                                    ctypes.byref(started)))
+        _check(_lib.kvtier_prefetch(self._handle, ctypes.byref(blocks._query()), _u32(tier, "tier"),
+                                    _u32(timeout_ms, "timeout_ms"), ctypes.byref(number), ctypes.byref(started)))
         return Ticket(self._client, number.value, 0)
 
     def remove(self, blocks: Blocks, timeout_ms: int = 0) -> int:
         """Forgets blocks; how many there were."""
         removed = ctypes.c_uint64()
-        _check(_lib.kvtier_remove(self._handle, ctypes.byref(blocks._query()), ctypes.byref(removed), timeout_ms))
+        _check(_lib.kvtier_remove(self._handle, ctypes.byref(blocks._query()), ctypes.byref(removed),
+                                  _u32(timeout_ms, "timeout_ms")))
         return removed.value
 
     def clear(self, timeout_ms: int = 0) -> int:
         removed = ctypes.c_uint64()
-        _check(_lib.kvtier_clear(self._handle, ctypes.byref(removed), timeout_ms))
+        _check(_lib.kvtier_clear(self._handle, ctypes.byref(removed), _u32(timeout_ms, "timeout_ms")))
         return removed.value
 
     def _check_room(self, view: View, tokens: int) -> None:
@@ -430,12 +464,13 @@ class Client:
 
     _MAX_COMPLETIONS = 256
 
-    def __init__(self, socket: str | None = None, *, name: str | None = None, timeout_ms: int = 0,
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout_ms: int = 0,
                  fetch_threads: int = 0) -> None:
         """`socket`: None is $KVTIER_SOCKET, else /run/kvtier/kvtierd.sock. Raises Error when no daemon answers."""
         self._handle: ctypes.c_void_p | None = None
-        options = _abi.sized(_abi.Options, socket=_text(socket), client_name=_text(name), timeout_ms=timeout_ms,
-                             fetch_threads=fetch_threads)
+        path = os.fspath(socket) if isinstance(socket, os.PathLike) else socket
+        options = _abi.sized(_abi.Options, socket=text(path, "socket"), client_name=text(name, "name"),
+                             timeout_ms=timeout_ms, fetch_threads=fetch_threads)
         handle = ctypes.c_void_p()
         _check(_lib.kvtier_open(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle
@@ -454,26 +489,32 @@ class Client:
         if handle is not None:
             _lib.kvtier_close(handle)
 
+    def _open(self) -> ctypes.c_void_p:
+        """Errors: Error after close, which is no miss: nothing would ever hit again."""
+        if self._handle is None:
+            raise Error(Code.FAILED_PRECONDITION, "the client is closed")
+        return self._handle
+
     def register_model(self, spec: ModelSpec) -> Model:
         handle = ctypes.c_void_p()
-        _check(_lib.kvtier_register_model(self._handle, ctypes.byref(spec._to_c()), ctypes.byref(handle)))
+        _check(_lib.kvtier_register_model(self._open(), ctypes.byref(spec._to_c()), ctypes.byref(handle)))
         return Model(self, handle, spec)
 
     def completion_fd(self) -> int:
         """An eventfd that is readable while `completed` has something to tell; for select and event loops."""
         fd = ctypes.c_int()
-        _check(_lib.kvtier_completion_fd(self._handle, ctypes.byref(fd)))
+        _check(_lib.kvtier_completion_fd(self._open(), ctypes.byref(fd)))
         return fd.value
 
     def completed(self) -> list[int]:
         """Numbers of tickets and fetches that have ended since; each is told once."""
         numbers, count = (ctypes.c_uint64 * self._MAX_COMPLETIONS)(), ctypes.c_size_t()
-        _check(_lib.kvtier_completed(self._handle, numbers, len(numbers), ctypes.byref(count)))
+        _check(_lib.kvtier_completed(self._open(), numbers, len(numbers), ctypes.byref(count)))
         return list(numbers[:count.value])
 
     def stats(self, timeout_ms: int = 0) -> Stats:
         out = _abi.sized(_abi.Stats)
-        _check(_lib.kvtier_get_stats(self._handle, ctypes.byref(out), timeout_ms))
+        _check(_lib.kvtier_get_stats(self._open(), ctypes.byref(out), _u32(timeout_ms, "timeout_ms")))
         tiers = tuple(
             Tier(tier.name.decode(), tier.medium.decode(), tier.codec.decode(), tier.capacity_bytes, tier.used_bytes,
                  {precision: tier.blocks[precision] for precision in Precision if precision}, bool(tier.accepts_writes))

@@ -17,6 +17,9 @@ _DLPACK_TYPES = {
     (10, 8): DType.FP8_E4M3,  # kDLFloat8_e4m3fn
     (12, 8): DType.FP8_E5M2,  # kDLFloat8_e5m2
 }
+# What says nothing but its size: integers, and numpy's raw bytes, as ml_dtypes' types are.
+_NUMPY_UNTYPED = ("<i", "<u", "<V", "|i", "|u", "|V")
+_DLPACK_UNTYPED = (0, 1)  # kDLInt, kDLUInt
 _DLPACK_HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost (pinned)
 
 
@@ -27,7 +30,8 @@ class Memory:
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: DType | None  # None: a type of another size or kind, as raw bytes are
+    dtype: DType | None  # None: none that is known here
+    untyped: bool  # integers or raw bytes: what they are can be said
     item_bytes: int
     writable: bool
     owner: Any
@@ -62,10 +66,15 @@ def _from_array_interface(array: Any) -> Memory:
     shape = tuple(interface["shape"])
     item_bytes = int(interface["typestr"][2:])
     strides = interface.get("strides") or _packed_strides(shape, item_bytes)
-    return Memory(address, shape, tuple(strides), _NUMPY_TYPES.get(interface["typestr"]), item_bytes, not read_only, array)
+    kind = interface["typestr"]
+    return Memory(address, shape, tuple(strides), _NUMPY_TYPES.get(kind), kind[:2] in _NUMPY_UNTYPED, item_bytes, not read_only,
+                  array)
 
 
 def _from_dlpack(array: Any) -> Memory:
+    # Such tensors of torch have other values than their memory.
+    if any(getattr(array, name, bool)() for name in ("is_neg", "is_conj", "_is_zerotensor")):
+        raise ValueError("the tensor is a lazy negative, conjugate or zero: its memory holds other values than it")
     capsule = array.detach().__dlpack__() if hasattr(array, "detach") else array.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -79,7 +88,8 @@ def _from_dlpack(array: Any) -> Memory:
     else:
         strides = _packed_strides(shape, item_bytes)
     dtype = _DLPACK_TYPES.get((tensor.type_code, tensor.bits)) if tensor.lanes == 1 else None
-    return Memory((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, item_bytes, True, (array, capsule))
+    return Memory((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype,
+                  tensor.type_code in _DLPACK_UNTYPED, item_bytes, True, (array, capsule))
 
 
 def memory_of(array: Any) -> Memory:

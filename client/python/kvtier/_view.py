@@ -32,7 +32,8 @@ class View:
       View(caches, "cpthd", page_table=pages)    vLLM: a list of [2][page][token][head][channel]
       View(keys, "1htd", v=values)               transformers: lists of (1, head, token, channel)
     `page_table[i]` is the page of tokens [i * n, (i + 1) * n) with n the length of axis t. `dtype` is needed for
-    FP8 and BF16 that come as integers of their size. `rotated_v`: see KVTIER_VIEW_ROTATED_V."""
+    FP8 and BF16 that come as integers of their size, and cannot be another than the arrays' own.
+    `rotated_v`: see KVTIER_VIEW_ROTATED_V."""
 
     def __init__(self, arrays: Any, axes: str, *, v: Any = None, page_table: Sequence[int] | None = None,
                  dtype: DType | None = None, rotated_v: bool = False) -> None:
@@ -49,9 +50,12 @@ class View:
         self.writable = all(memory.writable for memory in memories)
         self.shape = {letter: count for letter, count in zip(axes, first.shape) if letter != "1"}
         self.layers = self.shape.get("l", len(k_memories))
+        if dtype is not None and dtype != first.dtype and not first.untyped:
+            raise ValueError(f"the arrays are of a type of their own, which is not {DType(dtype).name}: nothing converts them")
         self.struct = self._fill(k_memories, v_memories, axes, page_table, dtype or first.dtype, rotated_v)
 
-    def _fill(self, k, v, axes, page_table, dtype, rotated_v):
+    def _fill(self, k: list[Memory], v: list[Memory], axes: str, page_table: Sequence[int] | None, dtype: DType | None,
+              rotated_v: bool) -> _abi.View:
         if dtype is None:
             raise ValueError("the arrays' type is none of FP16, BF16, FP32 and FP8; dtype says which one their bytes are")
         if k[0].item_bytes != _ITEM_BYTES[dtype]:
@@ -79,7 +83,14 @@ class View:
     @property
     def tokens(self) -> int:
         """How many tokens there is room for."""
-        return self.shape["t"] * (self.struct.n_pages if self.struct.page_table else 1)
+        return int(self.shape["t"] * (self.struct.n_pages if self.struct.page_table else 1))
+
+    def check_pages_differ(self, tokens: int) -> None:
+        """Of so many tokens: in a destination that has a page twice, the later one overwrites the earlier. Behind them engines
+        may have one page often, which nobody reads."""
+        pages = self.struct.page_table[:-(-tokens // self.shape["t"])] if self.struct.page_table else []
+        if len(set(pages)) != len(pages):
+            raise ValueError("the page table has a page twice, which would keep the later tokens alone")
 
     def check_room(self, *, layers: int, kv_heads: int, k_dim: int, v_dim: int, tokens: int) -> None:
         """The library knows addresses and strides, not where an array ends: here is the place to find out."""
