@@ -261,7 +261,7 @@ void AddTiers(const Metrics& metrics, const std::vector<std::string>& tiers, Fam
             });
   AddByTier(metrics, tiers,
             out.Add(MetricType::Counter, "kvtier_tier_evictions_total",
-                    "Blocks that left the ladder from the tier."),
+                    "Blocks that left the ladder from the tier; corrupt: also those of a GPU that was lost."),
             [](const TierMetrics& tier, const Label& label, Samples& samples) {
               const LabelledCounter reasons[] = {{"capacity", tier.evicted_capacity},
                                                  {"removed", tier.evicted_removed},
