@@ -86,20 +86,30 @@ KVTIER_HD void ScoreLayer(const T& team, const Rows& rows, AttendBatchScratch& s
           bias[g] = fmaf(q, range.minimum, bias[g]);
         }
       }
+      const auto places = rows.PlacesOf(column);
       KVTIER_HD_ROLLED
       for (uint32_t k = 0; k < kRowsAtOnce; ++k) {
         const uint32_t token = base + k * tasks.slices + tasks.SliceOf(task);
         if (token >= tokens) break;
-        const ColumnRow row = rows.LoadK(token, column);
+        const ColumnRow row = rows.LoadK(token, column, places);
+        float* const parts = scratch.parts + (k * tasks.count() + task) * kQueries;
+        if (row.is_plain) {
+          KVTIER_HD_ROLLED
+          for (uint32_t g = 0; g < kQueries; ++g) {
+            float sum = 0;
+            KVTIER_HD_UNROLLED
+            for (uint32_t i = 0; i < kColumn; ++i)
+              sum = fmaf(scratch.q[g][column.Run(i / kRun) + i % kRun], row.value[i], sum);
+            parts[g] = sum;
+          }
+          continue;
+        }
         KVTIER_HD_UNROLLED
         for (uint32_t g = 0; g < kQueries; ++g) {
-          float sum = row.is_plain ? 0 : bias[g];
+          float sum = bias[g];
           KVTIER_HD_UNROLLED
-          for (uint32_t i = 0; i < kColumn; ++i) {
-            const float weight = row.is_plain ? scratch.q[g][column.Run(i / kRun) + i % kRun] : scaled[g][i];
-            sum = fmaf(weight, row.value[i], sum);
-          }
-          scratch.parts[(k * tasks.count() + task) * kQueries + g] = sum;
+          for (uint32_t i = 0; i < kColumn; ++i) sum = fmaf(scaled[g][i], row.value[i], sum);
+          parts[g] = sum;
         }
       }
     }

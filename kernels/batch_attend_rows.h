@@ -48,6 +48,9 @@ KVTIER_HD void TurnRawV(const T& team, const uint8_t* row, uint32_t v_dim, const
   }
 }
 
+/// What a lane looks up once for its column of K, where there is nothing.
+struct NoPlaces {};
+
 /// kPlanes. V is in rotated form.
 struct PlanesRows {
   BlockShape shape;
@@ -55,10 +58,14 @@ struct PlanesRows {
   uint32_t head;
   const uint16_t* boost;  ///< FindBoost
 
+  using Places = BoostPlaces;
+  KVTIER_HD Places PlacesOf(const Column& column) const {
+    return in.k_low == nullptr && in.boost_ids != nullptr ? BoostPlacesOf(boost, column) : Places{};
+  }
   KVTIER_HD KChannelRange KRangeOf(uint32_t channel) const {
     return LoadKRange(shape, in, head, channel, boost);
   }
-  KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column) const {
+  KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column, const Places& places) const {
     ColumnRow out;
     out.is_plain = token < shape.nraw;
     if (out.is_plain) {
@@ -67,7 +74,7 @@ struct PlanesRows {
       for (uint32_t r = 0; r < 4; ++r) out.Set(r, LoadHalves(raw + 2 * column.Run(r)));
       return out;
     }
-    const RunCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, boost);
+    const RunCodes codes = LoadKCodes(shape, in, PlaneRow(shape, head, token), column, places);
     KVTIER_HD_UNROLLED
     for (uint32_t r = 0; r < 4; ++r) {
       KVTIER_HD_UNROLLED
@@ -95,12 +102,13 @@ struct Kv8Rows {
   Kv8Sections<const uint8_t> in;
   uint32_t head;
 
+  KVTIER_HD static NoPlaces PlacesOf(const Column& /*column*/) { return {}; }
   KVTIER_HD KChannelRange KRangeOf(uint32_t channel) const {
     const uint64_t at = 2 * (uint64_t{head} * shape.k_dim + channel);
     return {.scale = FromHalf(LoadWord<uint16_t>(in.k_scale + at)),
             .minimum = FromHalf(LoadWord<uint16_t>(in.k_min + at))};
   }
-  KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column) const {
+  KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column, NoPlaces /*none*/) const {
     ColumnRow out;
     out.is_plain = token < shape.nraw;
     KVTIER_HD_UNROLLED
@@ -140,8 +148,9 @@ struct RawRows {
   BlockShape shape;
   RowSource source;
 
+  KVTIER_HD static NoPlaces PlacesOf(const Column& /*column*/) { return {}; }
   KVTIER_HD static KChannelRange KRangeOf(uint32_t /*channel*/) { return {.scale = 1, .minimum = 0}; }
-  KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column) const {
+  KVTIER_HD ColumnRow LoadK(uint32_t token, const Column& column, NoPlaces /*none*/) const {
     ColumnRow out;
     KVTIER_HD_UNROLLED
     for (uint32_t r = 0; r < 4; ++r) out.Set(r, source.LoadK(token, column.Run(r)));

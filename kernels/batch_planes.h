@@ -110,13 +110,14 @@ struct PlaneReader {
   }
 };
 
-/// Codes of a column of one row of K, which is not a raw one.
+/// Codes of a column of one row of K, which is not a raw one. `places` are those of the column where there is
+/// a boost.
 KVTIER_HD inline RunCodes LoadKCodes(const BlockShape& shape, const PlaneSections<const uint8_t>& in,
-                                     uint64_t row, const Column& column, const uint16_t* boost) {
+                                     uint64_t row, const Column& column, const BoostPlaces& places) {
   const PlaneWords words = PlaneReader(in.k_high, in.k_low, row, shape.k_dim / 4, column, 0).Next();
   RunCodes codes = RunCodesOf(words.high, words.low);
   if (in.k_low == nullptr && in.boost_ids != nullptr)
-    AddBoost(in.boost_low + row * (shape.nb / 4), BoostPlacesOf(boost, column), codes);
+    AddBoost(in.boost_low + row * (shape.nb / 4), places, codes);
   return codes;
 }
 
