@@ -14,6 +14,7 @@
 #include "daemon/hot_tier.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
+#include "daemon/service/event_source.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/session_server.h"
 #include "daemon/service/socket_path.h"
@@ -100,6 +101,7 @@ class DaemonImpl final : public Daemon {
     KVTIER_TRY(OpenColdStores());
     KVTIER_TRY(BuildEngine());
     KVTIER_TRY(StartThreads());
+    StartEvents();
     KVTIER_TRY(Serve());
     TellWhatRuns();  // before a probe hears that this is up
     ready_.store(true);
@@ -110,6 +112,8 @@ class DaemonImpl final : public Daemon {
     TellAboutCircuits();
     WithdrawLostMemory();
     TellAboutThreads();
+    event_source_->Look(engine_->draining());
+    grpc_->TakeSnapshots();
   }
 
   bool Answers() const override {
@@ -119,6 +123,8 @@ class DaemonImpl final : public Daemon {
 
   void Stop() override {
     ready_.store(false);
+    if (event_source_) event_source_->TellStopping();
+    event_hub_.Close();
     // The engine still runs: ending the sessions cancels what calls wait for, so that gRPC can finish them.
     std::thread end_calls([this] {
       if (grpc_) grpc_->Stop();
@@ -172,6 +178,7 @@ class DaemonImpl final : public Daemon {
       if (!shared || store_withdrawn_[i] || !shared->store->lost()) continue;
       store_withdrawn_[i] = true;
       spdlog::error("tier {}: the memory lost bytes: clients have to unmap it", tiers_[i].name);
+      event_source_->TellMemoryLost(i);
       sessions_->WithdrawStore(TierId{static_cast<uint8_t>(i)});
     }
   }
@@ -189,6 +196,12 @@ class DaemonImpl final : public Daemon {
     options.readiness = [this] { return Unreadiness(); };
     KVTIER_ASSIGN(exporter_, Exporter::Make(std::move(options), metrics_));
     return Status::Ok();
+  }
+
+  void StartEvents() {
+    std::vector<std::string> names;
+    for (const TierConfig& tier : tiers_) names.push_back(tier.name);
+    event_source_.emplace(metrics_, std::move(names), event_hub_);
   }
 
   /// Tries what the workers will do, to say so at the start and to refuse a setting that cannot work.
@@ -236,6 +249,7 @@ class DaemonImpl final : public Daemon {
                              .arena_descriptor = [this](ArenaId arena) { return arenas_.Descriptor(arena); },
                              .metrics = metrics_,
                              .clock = clock_,
+                             .events = event_hub_,
                              .stores = SharedStores(tiers_, cold_tiers_)}));
     EngineOptions options = EngineOptionsOf(config_, tiers_, cold_tiers_, arenas_);
     std::vector<ColdRecovery> recovery;
@@ -302,7 +316,8 @@ class DaemonImpl final : public Daemon {
                                                         .on_queued = [this] { engine_thread_->StepHere(); },
                                                         .registry = registry_,
                                                         .metrics = metrics_,
-                                                        .clock = clock_}));
+                                                        .clock = clock_,
+                                                        .events = event_hub_}));
     // Last: a session's welcome is the invitation to call.
     sessions_->Start();
     return Status::Ok();
@@ -367,6 +382,8 @@ class DaemonImpl final : public Daemon {
   BoundedQueue<Job> jobs_;
   BoundedQueue<Completion> completions_;
   SessionRegistry registry_;
+  EventHub event_hub_{metrics_};
+  std::optional<EventSource> event_source_;  ///< of the main thread
   ArenaStore arenas_;
   std::vector<ColdTier> cold_tiers_;  ///< by tier; without a store for host tiers
   std::unique_ptr<SessionServer> sessions_;

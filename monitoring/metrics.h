@@ -147,6 +147,8 @@ struct Metrics {
   Counter prefetch_requested, prefetch_moved, prefetch_cancelled;
   Counter commands_rejected_full, commands_late, sessions_opened, sessions_refused, unauthenticated_calls;
   Gauge command_queue_depth, job_queue_depth;
+  Gauge watchers;
+  Counter watch_events_lost;
   Gauge uring_active, o_direct_active, fallocate_active;
   Gauge start_time_s;  ///< of the process, since 1970
   Counter worker_restarts;

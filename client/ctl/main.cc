@@ -12,6 +12,7 @@
 #include "client/ctl/command_tree.h"
 #include "client/ctl/completion.h"
 #include "client/ctl/config_check.h"
+#include "client/ctl/events.h"
 #include "client/ctl/output.h"
 #include "client/ctl/size.h"
 #include "client/ctl/store_verbs.h"
@@ -63,6 +64,7 @@ struct Arguments {
   std::string metrics = kDefaultMetrics;
   double interval_s = 2;
   uint64_t frames = 0;
+  bool follow = false;
   SizeRequest size{.block = {.tokens = kMaxTokens}};
 
   Format format() const { return json ? Format::kJson : Format::kHuman; }
@@ -70,11 +72,15 @@ struct Arguments {
 
 using Ask = std::function<Result<std::string>(Verbs&)>;
 
-Result<std::string> AskDaemon(const Arguments& arguments, const Ask& ask) {
+Result<std::shared_ptr<client::Client>> OpenClient(const Arguments& arguments) {
   client::Client::Options options;
   options.connection = {.socket = arguments.socket, .client_name = "kvtierctl"};
   options.timeout = std::chrono::seconds(2);
-  KVTIER_ASSIGN(const std::shared_ptr<client::Client> client, client::Client::Open(std::move(options)));
+  return client::Client::Open(std::move(options));
+}
+
+Result<std::string> AskDaemon(const Arguments& arguments, const Ask& ask) {
+  KVTIER_ASSIGN(const std::shared_ptr<client::Client> client, OpenClient(arguments));
   Verbs verbs(*client, arguments.format(), std::chrono::seconds(arguments.timeout_s));
   const Result<std::string> text = ask(verbs);
   client->Close();
@@ -200,6 +206,26 @@ SizeRequest Completed(const Arguments& arguments) {
   return request;
 }
 
+Result<std::string> Events(const Arguments& arguments) {
+  KVTIER_ASSIGN(const std::shared_ptr<client::Client> client, OpenClient(arguments));
+  const Status shown = ShowEvents(*client,
+                                  {.until = arguments.follow ? EventsUntil::kForever : EventsUntil::kNow,
+                                   .most = arguments.count,
+                                   .format = arguments.format(),
+                                   .patience = std::chrono::seconds(arguments.timeout_s)},
+                                  stdout);
+  client->Close();
+  KVTIER_TRY(shown);
+  return std::string();
+}
+
+void AddEvents(VerbTable& verbs, Arguments& arguments) {
+  CLI::App* events = verbs.Add("events", "what has happened lately, then how things stand",
+                               [&arguments] { return Events(arguments); });
+  events->add_flag("--follow", arguments.follow, "and what happens from now on, until killed");
+  events->add_option("--count", arguments.count, "end after so many")->check(CheckCount);
+}
+
 void AddConfig(VerbTable& verbs, Arguments& arguments) {
   const auto check = [&arguments]() -> Result<std::string> {
     KVTIER_ASSIGN(const std::string daemon, FindDaemonProgram());
@@ -306,6 +332,7 @@ int Main(int argc, char** argv) {
   VerbTable verbs(app, arguments);
   AddVerbs(verbs, arguments);
   AddTop(verbs, arguments);
+  AddEvents(verbs, arguments);
   AddConfig(verbs, arguments);
   AddCompletion(verbs, app, arguments);
   AddSize(verbs, arguments);

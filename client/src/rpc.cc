@@ -176,6 +176,41 @@ Status Rpc::Call(const v1::DrainRequest& request, v1::CountReply& reply, TimePoi
   return channel_->Unary(&Stub::Drain, request, reply, deadline);
 }
 
+Status Rpc::Watch(const v1::WatchRequest& request, Duration patience,
+                  const std::function<bool(const v1::Event&)>& on_event) {
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const auto reader = channel_->stub->PrepareAsyncWatch(&context, request, &queue);
+  v1::Event event;
+  grpc::Status ended;
+  Status why;
+  void* tag = nullptr;  // one operation at a time: it says nothing
+  bool ok = false;
+  const auto done = [&] {
+    const gpr_timespec deadline = GrpcDeadline(SteadyClock().Now() + patience);
+    if (queue.AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT) return ok;
+    why = Status(Code::kDeadlineExceeded, "the daemon tells nothing");
+    context.TryCancel();
+    queue.Next(&tag, &ok);
+    return false;
+  };
+  bool enough = false;
+  reader->StartCall(nullptr);
+  for (bool more = done(); more && !enough;) {
+    reader->Read(&event, nullptr);
+    more = done();
+    enough = more && !on_event(event);
+  }
+  if (enough) context.TryCancel();
+  reader->Finish(&ended, nullptr);
+  queue.Next(&tag, &ok);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+  if (enough) return Status::Ok();
+  return why.ok() ? FromGrpc(ended) : why;
+}
+
 void Rpc::PutAsync(v1::PutRequest request, TimePoint deadline, PutDone done) {
   channel_->Async<v1::PutRequest, v1::PutReply>(&Stub::PrepareAsyncPut, std::move(request), deadline,
                                                 std::move(done));

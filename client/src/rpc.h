@@ -36,6 +36,12 @@ class Rpc {
   Status Call(const v1::VerifyRequest& request, v1::VerifyReply& reply, TimePoint deadline);
   Status Call(const v1::DrainRequest& request, v1::CountReply& reply, TimePoint deadline);
 
+  /// Hands on each event until `on_event` returns false (then OK) or the stream ends. Errors:
+  /// kDeadlineExceeded when nothing comes for `patience`: longer than the time between two snapshots, it
+  /// means that the daemon hangs.
+  Status Watch(const v1::WatchRequest& request, Duration patience,
+               const std::function<bool(const v1::Event&)>& on_event);
+
   /// `done` runs exactly once: on a thread of this object's, also with kCancelled while the object is being
   /// destroyed (which waits for it); on the caller's where the call could not be started. It must not block
   /// nor own this object.

@@ -42,6 +42,7 @@ bool EngineImpl::Handle(Stats& c) {
   reply.models = models_.models().size();
   reply.jobs_in_flight = jobs_.size();
   reply.command_queue_depth = deps_.commands.size();
+  reply.draining = draining();
   if (c.reply) c.reply(std::move(reply));
   return true;
 }

@@ -218,6 +218,7 @@ struct StatsReply {
   std::vector<TierStats> tiers;
   uint64_t table_entries = 0, leases_live = 0, sessions = 0, models = 0, jobs_in_flight = 0,
            command_queue_depth = 0;
+  bool draining = false;
 };
 struct Stats {
   Reply<StatsReply> reply;

@@ -247,6 +247,7 @@ void Fill(const StatsReply& stats, v1::StatsReply& out) {
   out.set_models(stats.models);
   out.set_jobs_in_flight(stats.jobs_in_flight);
   out.set_command_queue_depth(stats.command_queue_depth);
+  out.set_draining(stats.draining);
 }
 
 void Fill(const std::vector<ModelStats>& models, v1::ListModelsReply& out) {

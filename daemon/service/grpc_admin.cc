@@ -35,11 +35,14 @@ GrpcService::Reactor* GrpcService::Stats(Context* context, const v1::StatsReques
                          reactor, reply, [this](const kvtier::StatsReply& stats, v1::StatsReply& out) {
                            Fill(stats, out);
                            out.set_version(options_.version);
-                           const auto uptime = std::chrono::duration_cast<std::chrono::milliseconds>(
-                               deps_.clock.Now() - started_at_);
-                           out.set_uptime_ms(static_cast<uint64_t>(uptime.count()));
+                           out.set_uptime_ms(UptimeMs());
                          })});
                });
+}
+
+uint64_t GrpcService::UptimeMs() const {
+  const auto uptime = deps_.clock.Now() - started_at_;
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(uptime).count());
 }
 
 GrpcService::Reactor* GrpcService::ListModels(Context* context, const v1::ListModelsRequest* request,

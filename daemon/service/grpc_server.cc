@@ -34,6 +34,7 @@ class GrpcServerImpl final : public GrpcServer {
     if (!server_) return Status(Code::kUnavailable, "gRPC cannot listen on " + socket_path);
     return Status::Ok();
   }
+  void TakeSnapshots() override { service_.TakeSnapshots(); }
   void Stop() override {
     if (!server_) return;
     server_->Shutdown(std::chrono::system_clock::now() + kStopPatience);

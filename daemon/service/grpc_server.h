@@ -5,6 +5,7 @@
 #include <string>
 
 #include "daemon/engine/command.h"
+#include "daemon/service/event_hub.h"
 #include "daemon/service/session_registry.h"
 #include "daemon/service/session_server.h"
 #include "monitoring/metrics.h"
@@ -34,6 +35,7 @@ class GrpcServer {
     SessionRegistry& registry;
     Metrics& metrics;
     const Clock& clock;
+    EventHub& events;
   };
   /// Serves at once. Changes the umask for a moment: call it before other threads create files.
   /// Errors: those of PrepareSocketPath; kUnavailable when gRPC cannot listen.
@@ -41,6 +43,8 @@ class GrpcServer {
   virtual ~GrpcServer() = default;
   /// Refuses new calls and returns when the engine has answered all that are queued. Idempotent.
   virtual void Stop() = 0;
+  /// Asks the engine for the snapshots that watchers are due. To be called about once a second.
+  virtual void TakeSnapshots() = 0;
 };
 
 inline constexpr int kMaxGrpcMessageBytes = 4 << 20;

@@ -35,6 +35,9 @@ class GrpcService final : public v1::Kvtier::CallbackService {
   Reactor* Evict(Context*, const v1::TierCountRequest*, v1::CountReply*) override;
   Reactor* Verify(Context*, const v1::VerifyRequest*, v1::VerifyReply*) override;
   Reactor* Drain(Context*, const v1::DrainRequest*, v1::CountReply*) override;
+  // grpc_watch.cc
+  grpc::ServerWriteReactor<v1::Event>* Watch(Context*, const v1::WatchRequest*) override;
+  void TakeSnapshots();
 
  private:
   enum class Need : uint8_t { kSession, kAdmin };
@@ -58,6 +61,8 @@ class GrpcService final : public v1::Kvtier::CallbackService {
     }
     return reactor;
   }
+  void TakeSnapshot(std::shared_ptr<EventWatcher> watcher);
+  uint64_t UptimeMs() const;
   Status Allow(const ClientSession* session, Need need);
   void Submit(Reactor* reactor, TimePoint deadline, CommandBody body);
   Duration LeaseTtl(uint32_t ttl_ms) const;

@@ -185,7 +185,24 @@ void SessionLoop::Close(Serial serial, std::string_view why) {
   deps_.registry.Remove(connection->token);
   by_session_.erase(id);
   Owe(CloseSession{.session = id, .reply = [](Result<Done>) {}});
+  deps_.events.EndSession(id);
   spdlog::info("session {} of {} ended: {}", id.value, connection->session->tenant_name, why);
+  // One that was not open was not told of.
+  if (connection->state == SessionConnection::State::kOpen)
+    TellChange(*connection->session, v1::SessionChange::ENDED, why);
+}
+
+void SessionLoop::TellChange(const ClientSession& session, v1::SessionChange::Kind kind,
+                             std::string_view reason) {
+  v1::Event event;
+  v1::SessionChange& change = *event.mutable_session();
+  change.set_kind(kind);
+  change.set_session(session.id.value);
+  change.set_tenant(session.tenant_name);
+  change.set_uid(session.uid);
+  change.set_pid(session.pid);
+  change.set_reason(std::string(reason));
+  deps_.events.TellTenant(session.tenant_name, std::move(event));
 }
 
 void SessionLoop::CloseAll(std::string_view why) {

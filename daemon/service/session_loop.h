@@ -73,6 +73,7 @@ class SessionLoop {
   void FlushOrClose(Serial serial);
   void Close(Serial serial, std::string_view why);
   void CloseAll(std::string_view why);
+  void TellChange(const ClientSession& session, v1::SessionChange::Kind kind, std::string_view reason);
 
   /// Commands that must not be lost: pushed now, or as soon as the engine's queue has room.
   void Owe(CommandBody body);

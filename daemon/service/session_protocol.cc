@@ -188,6 +188,7 @@ void SessionLoop::Welcome(Serial serial, SessionConnection& connection) {
   deps_.registry.Add(connection.token, session);
   spdlog::info("session {} of {} opened by uid {}, process {}", session->id.value, session->tenant_name,
                session->uid, session->pid);
+  TellChange(*session, v1::SessionChange::OPENED, {});
   // The offers that came while the session was being opened follow the welcome.
   std::deque<SessionConnection::Outgoing> offers;
   offers.swap(connection.outbox);

@@ -7,6 +7,7 @@
 
 #include "daemon/engine/command.h"
 #include "daemon/engine/engine.h"
+#include "daemon/service/event_hub.h"
 #include "daemon/service/identity.h"
 #include "daemon/service/session_registry.h"
 #include "daemon/service/socket_path.h"
@@ -65,6 +66,7 @@ class SessionServer : public EngineEvents {
     std::function<Result<int>(ArenaId)> arena_descriptor;
     Metrics& metrics;
     const Clock& clock;
+    EventHub& events;  ///< told of sessions
     std::vector<SharedStore> stores = {};
   };
   /// Binds the socket. Errors: those of ListenSeqPacket.

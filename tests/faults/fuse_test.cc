@@ -99,6 +99,26 @@ TEST_F(FuseFaults, S49_ErrorsOfWritesAndSyncsAreCodesAndEndByThemselves) {
   ExpectRecovery(1, 8);
 }
 
+TEST_F(FuseFaults, WatchersAreToldThatATierFailsAndThatItIsWellAgain) {
+  StartOverFaults();
+  if (!engine_) return;
+  const auto is_told = [this](const std::string& event) {
+    return Eventually(20,
+                      [&] { return Ctl(*daemon_, "--json events").output.find(event) != std::string::npos; });
+  };
+  uint32_t fresh = 1;
+  mount_->Fault("write EIO path=segments");
+  EXPECT_TRUE(Eventually(10, [&] {
+    Put(fresh++, KVTIER_DURABLE, kFastMs);
+    return !Writes();
+  }));
+  EXPECT_TRUE(is_told("\"event\":\"tier\",\"kind\":\"sheds_writes\",\"tier\":\"cold\""));
+  EXPECT_TRUE(is_told("\"event\":\"damage\",\"tier\":\"cold\""));
+  mount_->Heal();
+  EXPECT_TRUE(Eventually(10, [&] { return Put(fresh++, KVTIER_DURABLE) == KVTIER_OK; }));
+  EXPECT_TRUE(is_told("\"event\":\"tier\",\"kind\":\"takes_writes\",\"tier\":\"cold\""));
+}
+
 TEST_F(FuseFaults, S43_BitsFlippedOnTheWayAreMissesAndNeverWrongBytes) {
   StartOverFaults();
   if (!engine_) return;

@@ -20,7 +20,8 @@ class GrpcFixture : public SessionFixture {
                                                    .on_queued = [this] { commands_.Wake(); },
                                                    .registry = registry_,
                                                    .metrics = metrics_,
-                                                   .clock = clock_});
+                                                   .clock = clock_,
+                                                   .events = hub_});
     ASSERT_TRUE(server.ok()) << server.status().ToString();
     grpc_ = std::move(server).value();
     session_.emplace(Open());

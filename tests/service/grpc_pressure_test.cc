@@ -112,7 +112,8 @@ TEST_F(GrpcFixture, ASecondDaemonOnTheSameSocketIsRefused) {
                                                        .on_queued = [this] { commands_.Wake(); },
                                                        .registry = registry_,
                                                        .metrics = metrics_,
-                                                       .clock = clock_});
+                                                       .clock = clock_,
+                                                       .events = hub_});
   EXPECT_EQ(second.status().message(), "another process answers on " + grpc_options_.socket_path);
   RegisterSmall();  // the first still serves
 }

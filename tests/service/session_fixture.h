@@ -48,6 +48,7 @@ class SessionFixture : public testing::Test {
                    .arena_descriptor = [this](ArenaId arena) { return DescriptorOf(arena); },
                    .metrics = metrics_,
                    .clock = clock_,
+                   .events = hub_,
                    .stores = stores_});
     ASSERT_TRUE(server.ok()) << server.status().ToString();
     server_ = std::move(server).value();
@@ -102,6 +103,7 @@ class SessionFixture : public testing::Test {
   BoundedQueue<Command> commands_{64};
   SessionRegistry registry_;
   Metrics metrics_;
+  EventHub hub_{metrics_};
   SteadyClock clock_;
   UniqueFd arena_file_;
   std::vector<ArenaSpec> arenas_at_open_;
