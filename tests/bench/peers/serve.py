@@ -12,6 +12,7 @@ Needs a build with -DKVTIER_LLAMACPP, and for the first two `deploy/fetch-llamac
 import argparse
 import contextlib
 import json
+import math
 import pathlib
 import random
 import socket
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 
 from servers import Kvtier, LlamaServer, chat, drop_page_cache
 
@@ -269,30 +271,64 @@ def load(options, _folder):
         say(f"{name.replace('_', ' '):24} {value}")
 
 
-def main():
+def whole(text):
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def seconds(text):
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time above 0")
+    return number
+
+
+def address(text):
+    try:
+        parts = urllib.parse.urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address as http://HOST:PORT")
+    return text
+
+
+def parser():
     cache = pathlib.Path.home() / ".cache/kvtier"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["ttft", "budget", "load"])
-    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
-    parser.add_argument("--llama", type=pathlib.Path, default=cache / "llama.cpp-0.3.36")
-    parser.add_argument("--model", type=pathlib.Path, default=cache / "models/SmolLM2-135M-Instruct.Q4_1.gguf")
-    parser.add_argument("--block", type=int, default=128, help="tokens of a kvtier block")
-    parser.add_argument("--prompts", type=int, default=3, help="ttft: different prompts")
-    parser.add_argument("--rounds", type=int, default=5, help="ttft: measurements of each prompt in each place")
-    parser.add_argument("--tier-mib", type=int, default=256, help="ttft: of the hot tier, and of the warm one")
-    parser.add_argument("--pause", type=float, default=0, help="ttft: seconds between computing and measuring")
-    parser.add_argument("--quick", action="store_true", help="ttft: a prompt of 500 tokens")
-    parser.add_argument("--only", default="", help="budget: servers with this in their name")
-    parser.add_argument("--folder", help="where the cold tier and the logs are for the run; a temporary one")
-    parser.add_argument("--url", help="load: the server")
-    parser.add_argument("--clients", type=int, default=4, help="load")
-    parser.add_argument("--seconds", type=float, default=60, help="load")
-    parser.add_argument("--turns", type=int, default=4, help="load: of a conversation")
-    parser.add_argument("--systems", type=int, default=3, help="load: different system prompts")
-    parser.add_argument("--json", action="store_true", help="load: one JSON object")
-    options = parser.parse_args()
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = top.add_subparsers(dest="command", required=True)
+    servers = argparse.ArgumentParser(add_help=False)
+    servers.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
+    servers.add_argument("--llama", type=pathlib.Path, default=cache / "llama.cpp-0.3.36")
+    servers.add_argument("--model", type=pathlib.Path, default=cache / "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    servers.add_argument("--block", type=whole, default=128, help="tokens of a kvtier block")
+    servers.add_argument("--folder", help="where the cold tier and the logs are for the run; a temporary one")
+    one = commands.add_parser("ttft", parents=[servers], help="time to the first token of one prompt, from each place")
+    one.add_argument("--prompts", type=whole, default=3, help="different prompts")
+    one.add_argument("--rounds", type=whole, default=5, help="measurements of each prompt in each place")
+    one.add_argument("--tier-mib", type=whole, default=256, help="of the hot tier, and of the warm one")
+    one.add_argument("--pause", type=float, default=0, help="seconds between computing and measuring")
+    one.add_argument("--quick", action="store_true", help="a prompt of 500 tokens")
+    two = commands.add_parser("budget", parents=[servers], help="tokens computed by conversations under one budget of RAM")
+    two.add_argument("--only", default="", help="servers with this in their name")
+    purpose = ("Load of multi-turn clients with shared system prompts on the OpenAI server at --url: percentiles of the time to "
+               "the first token, tokens computed again, hits by tier. kvtier-bench serve is this.")
+    three = commands.add_parser("load", description=purpose, help="load on the server at --url")
+    three.add_argument("--url", type=address, help="the server, as http://127.0.0.1:8080")
+    three.add_argument("--clients", type=whole, default=4, help="at once (%(default)s)")
+    three.add_argument("--seconds", type=seconds, default=60, help="after which no conversation is begun (%(default)s)")
+    three.add_argument("--turns", type=whole, default=4, help="of a conversation (%(default)s)")
+    three.add_argument("--systems", type=whole, default=3, help="different system prompts (%(default)s)")
+    three.add_argument("--json", action="store_true", help="one JSON object")
+    three.set_defaults(folder=None, error=three.error)
+    return top
+
+
+def main():
+    options = parser().parse_args()
     if options.command == "load" and not options.url:
-        parser.error("load needs --url")
+        options.error("load needs --url")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         {"ttft": ttft, "budget": budget, "load": load}[options.command](options, folder)
 

@@ -54,3 +54,17 @@ def test_a_server_that_does_not_answer_is_an_error():
     assert "load needs --url" in bench().stderr
     done = bench("--url", "http://127.0.0.1:9", "--clients", "1", "--seconds", "0.3")
     assert done.returncode == 1 and "no request was answered" in done.stderr
+
+
+def test_wrong_options_are_errors_of_usage():
+    for arguments in (["--url", "notaurl"], ["--url", "127.0.0.1:80"], ["--url", "http://"], ["--url", "http://h:x"],
+                      ["--clients", "0"], ["--clients", "-1"], ["--clients", "x"], ["--seconds", "0"], ["--seconds", "-1"],
+                      ["--seconds", "nan"], ["--seconds", "inf"], ["--turns", "0"], ["--systems", "0"], ["--rounds", "2"]):
+        done = bench("--url", "http://127.0.0.1:9", *arguments)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, (arguments, done.stderr)
+        assert "usage:" in done.stderr and arguments[0] in done.stderr.splitlines()[-1]
+
+
+def test_its_help_says_what_it_is_for():
+    said = bench("--help")
+    assert said.returncode == 0 and "multi-turn clients" in said.stdout and "budget" not in said.stdout
