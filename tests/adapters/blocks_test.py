@@ -282,7 +282,12 @@ class TestBackground:
 class TestNames:
     @pytest.mark.parametrize(("options", "what"), [
         ({"sokcet": "x"}, "unknown option"), ({"timeout_ms": 0}, "whole number"), ({"timeout_ms": True}, "whole number"),
-        ({"timeout_ms": "5"}, "whole number"), ({"socket": 5}, "text"), ({"floor": "INT3"}, "floor is one of")])
+        ({"timeout_ms": "5"}, "whole number"), ({"socket": 5}, "text"), ({"floor": "INT3"}, "floor is one of"),
+        ({"revision": 1}, "revision is a text"), ({"revision": b"1"}, "revision is a text"),
+        ({"revision": "a\0b"}, "revision is a text"), ({"revision": None}, "revision is a text"),
+        ({"socket": "a\0b"}, "socket is a text"), ({"floor": ["INT4"]}, "floor is one of"),
+        ({"max_staged_mib": 1 << 32}, "whole number"), ({"timeout_ms": (1 << 32) + 1}, "whole number"),
+        ("x", "not a str"), (["socket"], "not a list"), (5, "not a int")])
     def test_wrong_options_are_refused(self, options, what):
         from kvtier_adapters.blocks import Settings
 
@@ -294,6 +299,11 @@ class TestNames:
 
         options = dataclasses.asdict(Settings(socket="s"))
         assert dataclasses.asdict(Settings.of(options)) == options and Settings.of(None) == Settings()
+
+    def test_heads_that_the_daemon_would_refuse_are_refused_at_once(self):
+        for dims in ((40, 64), (64, 40)):
+            with pytest.raises(ValueError, match="multiples of 16"):
+                store("none", dataclasses.replace(spec(), k_dim=dims[0], v_dim=dims[1]))
 
     def test_chunks_are_whole_blocks(self):
         from kvtier_adapters.blocks import chunk_tokens_per_block

@@ -226,10 +226,23 @@ def test_hashes_that_may_collide_are_a_miss(adapter):
 
 
 @pytest.mark.parametrize("models", [{"m": {"kv_heads": 2}}, {"m": {"kv_heads": "2", "revision": "1"}},
-                                    {"m": {"kv_heads": 2, "revision": ""}}, {"m": {"kv_heads": 2, "revision": "1", "x": 1}}])
+                                    {"m": {"kv_heads": 2, "revision": ""}}, {"m": {"kv_heads": 2, "revision": "1", "x": 1}},
+                                    *({"m": {"kv_heads": heads, "revision": "1"}} for heads in (0, -1, True, 2.0, 1 << 32)),
+                                    *({"m": {"kv_heads": 2, "revision": name}} for name in (1, b"1", "a\0b", None, ["1"])),
+                                    {"m": "x"}, {"m": None}, {"": {"kv_heads": 2, "revision": "1"}}, ["m"], "m"])
 def test_wrong_parameters_are_refused(module_daemon, models):
-    with pytest.raises(ValueError, match="needs"):
+    with pytest.raises(ValueError, match="kvtier: .*model"):
         make(module_daemon, models)
+
+
+@pytest.mark.parametrize("params", [{}, {"models": {}}, {"models": None}, {"model": {"m": {"kv_heads": 2, "revision": "1"}}}])
+def test_parameters_without_models_are_refused(params):
+    from kvtier_adapters.lmcache import KvtierL2Adapter
+
+    with pytest.raises(ValueError, match='need "models"'):
+        KvtierL2Adapter(params)
+    with pytest.raises(ValueError, match="names with values"):
+        KvtierL2Adapter([params])
 
 
 def test_an_adapter_that_is_closed_leaves_nothing_behind(daemon):

@@ -226,7 +226,8 @@ def test_the_interface_of_several_pools(module_daemon):
     ({"page": 16}, {}, {}, "page-size is 16"), ({"dtype": torch.float32}, {}, {}, "float32"),
     ({}, {"is_mla_model": True}, {}, "latent"), ({}, {"should_split_heads": True}, {}, "split heads"),
     ({}, {"model_name": None}, {}, "no name"), ({}, {}, {"interface_v1": 0}, "interface_v1"),
-    ({}, {}, {"kvtier": {}}, "revision"), ({}, {}, {"kvtier": {"revision": "1", "x": 1}}, "unknown option")])
+    ({}, {}, {"kvtier": {}}, "revision"), ({}, {}, {"kvtier": "x"}, "not a str"),
+    ({}, {}, {"kvtier": {"revision": 1}}, "a text"), ({}, {}, {"kvtier": {"revision": "1", "x": 1}}, "unknown option")])
 def test_what_is_not_supported_is_refused(module_daemon, pool, other, change, what):
     made_pool = host_pool(**pool)
     with pytest.raises(ValueError, match=what):

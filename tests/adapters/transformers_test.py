@@ -229,6 +229,10 @@ def test_what_is_not_supported_is_refused(module_daemon):
         prefixes.save(prefixes.cache(PROMPT), PROMPT + 1)
     with pytest.raises(ValueError, match="float32"):
         store(make(dtype=torch.float32), module_daemon)
+    with pytest.raises(ValueError, match="heads of 40 and 40 channels"):
+        store(make(hidden_size=160), module_daemon)
+    with pytest.raises(ValueError, match="no model"):
+        store(None, module_daemon)
     small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
              "num_key_value_heads": 1}
     with pytest.raises(ValueError, match="full attention"):

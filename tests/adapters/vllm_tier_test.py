@@ -381,6 +381,7 @@ def test_a_dead_daemon_is_a_miss(daemon):
     ({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"pages": 3}, "whole blocks"), ({"tier": {"kv_heads": 4}}, "kv_heads"),
     ({"tier": {"content": "x"}}, "content is"), ({"revision": None}, "revision"),
     ({"revision": None, "model": "/tmp"}, "revision"),  # a folder tells nothing of what the command line changes
+    ({"tier": {"kv_heads": True}}, "whole numbers"), ({"tier": {"head_size": "64"}}, "whole numbers"),
     ({"tier": {"kvtier": {"nonsense": 1}}}, "unknown option")])
 def test_what_is_not_supported_is_refused(module_daemon, options, what):
     Engine(module_daemon.socket).close()

@@ -40,17 +40,18 @@ class Settings:
     def of(cls, options: Mapping[str, Any] | None) -> Settings:
         """Errors: ValueError for an option that there is not, or of a wrong kind."""
         known = {field.name: field for field in fields(cls)}
+        require(options is None or isinstance(options, Mapping),
+                f"options are names with values, not a {type(options).__name__}")
         for name, value in (options or {}).items():
             if name not in known:
                 raise ValueError(f"kvtier: unknown option {name!r}; there are: {', '.join(known)}")
             if name in ("min_precision", "floor"):
-                if value not in kvtier.Precision.__members__:
+                if not isinstance(value, str) or value not in kvtier.Precision.__members__:
                     raise ValueError(f"kvtier: {name} is one of {', '.join(kvtier.Precision.__members__)}")
             elif known[name].type == "int":
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise ValueError(f"kvtier: {name} is a whole number of at least 1")
-            elif not isinstance(value, str):
-                raise ValueError(f"kvtier: {name} is a text")
+                require(is_count(value), f"{name} is a whole number of at least 1")
+            elif not (name == "socket" and value is None):
+                require(is_text(value), f"{name} is a text")
         return cls(**(options or {}))
 
 
@@ -58,6 +59,16 @@ def require(condition: bool, what: str) -> None:
     """Errors: ValueError when it does not hold."""
     if not condition:
         raise ValueError(f"kvtier: {what}")
+
+
+def is_count(value: Any) -> bool:
+    """A whole number that is one in C, too."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
+
+
+def is_text(value: Any) -> bool:
+    """A text that is one in C, too."""
+    return isinstance(value, str) and "\0" not in value
 
 
 def dtype_of(name: Any) -> kvtier.DType:
@@ -120,6 +131,9 @@ class Store:
 
     def __init__(self, spec: kvtier.ModelSpec, settings: Settings, clock: Callable[[], float] = time.monotonic,
                  connect_timeout_ms: int | None = None) -> None:
+        # Else the daemon would refuse each registration, and all would be misses.
+        require(spec.k_dim % 16 == 0 and spec.v_dim % 16 == 0,
+                f"heads of {spec.k_dim} and {spec.v_dim} channels are not supported, only of multiples of 16")
         self.spec, self._settings, self._clock = spec, settings, clock
         self._connect_timeout_ms = connect_timeout_ms or settings.transfer_timeout_ms
         self._min_precision = kvtier.Precision[settings.min_precision]

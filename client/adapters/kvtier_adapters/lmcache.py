@@ -24,7 +24,8 @@ from lmcache.v1.platform import create_event_notifier
 
 import kvtier
 
-from .blocks import HASH_BYTES, Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, logger, require
+from .blocks import (HASH_BYTES, Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, is_count, is_text,
+                     logger, require)
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -63,11 +64,9 @@ class KvtierL2Adapter(L2AdapterInterface):
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
         super().__init__()
+        require(isinstance(params, Mapping), f"adapter_params are names with values, not a {type(params).__name__}")
         options = dict(params)
-        self._models = options.pop("models", {})
-        for name, model in self._models.items():
-            require(set(model) == _MODEL_OPTIONS and isinstance(model["kv_heads"], int) and bool(model["revision"]),
-                    f'model {name!r} needs "kv_heads" and "revision", and nothing else')
+        self._models = _models_of(options.pop("models", None))
         self._settings = Settings.of(options)
         self._stores: dict[tuple, Store | None] = {}
         self._leases: dict[ObjectKey, list[kvtier.Lease]] = defaultdict(list)
@@ -209,6 +208,19 @@ class KvtierL2Adapter(L2AdapterInterface):
         except ValueError as error:
             logger.error("%s: its chunks are not stored", error)
             return None
+
+
+def _models_of(models: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Errors: ValueError for what would make every chunk a miss, or name weights wrongly."""
+    require(isinstance(models, Mapping) and bool(models),
+            'adapter_params need "models": {NAME: {"kv_heads": ..., "revision": ...}}, one at least')
+    for name, model in models.items():
+        require(is_text(name) and bool(name), f"{name!r} is no name of a model")
+        require(isinstance(model, Mapping) and set(model) == _MODEL_OPTIONS,
+                f'model {name!r} needs "kv_heads" and "revision", and nothing else')
+        require(is_count(model["kv_heads"]), f'"kv_heads" of model {name!r} is a whole number of at least 1')
+        require(is_text(model["revision"]) and bool(model["revision"]), f'"revision" of model {name!r} is a text, and not empty')
+    return models
 
 
 def _model_spec(key: ObjectKey, shapes: list[torch.Size], dtypes: list[torch.dtype], model: Mapping[str, Any],

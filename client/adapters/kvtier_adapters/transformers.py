@@ -5,22 +5,25 @@
     output = model.generate(input_ids, past_key_values=cache)
     store.save(cache, output)                          # True: all was taken; the copy is made when it returns
 
-For one sequence at a time, without padding, and models whose layers are all of full attention. What was restored is not saved
-again: it may have come at a lower precision."""
+For one sequence at a time, without padding, and models whose layers are all of full attention: a cache sees what the model is
+given, and `save` refuses one that holds anything else than K and V of plain ids (transformers_cache.py). What was restored is not
+saved again: it may have come at a lower precision."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
 
 import kvtier
 
 from .blocks import Settings, Store, digest_of, dtype_of, model_config_facts, require
+from .transformers_cache import KvtierCache, Watch
 
 _ATTENTION = {"full_attention"}
 
@@ -78,30 +81,19 @@ def _rope_types(config: Any) -> set[str]:
     return found
 
 
-class KvtierLayer(DynamicLayer):
-    """A layer that begins with restored tokens, or with none."""
-
-    def restore(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.lazy_initialization(keys, values)
-        self.keys, self.values = keys, values
-
-
-class KvtierCache(Cache):
-    def __init__(self, tokens: list[int], restored: int, restored_blocks: int) -> None:
-        """`restored_blocks`: whole ones."""
-        super().__init__(layer_class_to_replicate=KvtierLayer)
-        self.tokens, self.restored_tokens, self.restored_blocks = tokens, restored, restored_blocks
-
-
 class PrefixStore:
     """Of one model, as its weights are now: made before they change it answers for other weights. Threads: any."""
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         settings = Settings.of({"timeout_ms": 100} | options)
+        require(hasattr(model, "config"), f"a {type(model).__name__} is no model of transformers")
+        spec = _model_spec(model, settings)
         self._device, self._dtype = model.device, model.dtype
-        self._store = Store(_model_spec(model, settings), settings)
+        self._store, self._watch = Store(spec, settings), Watch(spec.layers)
+        self._detach = weakref.finalize(self, _remove, self._watch.attach(model))
 
     def close(self) -> None:
+        self._detach()
         self._store.close()
 
     def cache(self, input_ids: torch.Tensor) -> KvtierCache:
@@ -111,7 +103,7 @@ class PrefixStore:
         # generate() needs a last token to compute.
         lease = self._store.acquire(blocks, before_last_token=True)
         if lease is None:
-            return KvtierCache(tokens, 0, 0)
+            return KvtierCache(self._watch, tokens)
         size = self._store.tokens_per_block
         with lease:
             held = lease.blocks()
@@ -122,19 +114,19 @@ class PrefixStore:
         if good == len(held) and held[-1].tokens < size and held[-1].precision != kvtier.Precision.BITS16:
             good -= 1  # it becomes part of a block, which would be stored as an exact one
         restored = sum(counts[:good])
-        cache = KvtierCache(tokens, restored, restored // size)
-        if restored > 0:
-            for k, v in zip(keys, values):
-                layer = KvtierLayer()
-                layer.restore(k[:, :, :restored].to(self._device), v[:, :, :restored].to(self._device))
-                cache.layers.append(layer)
-        return cache
+        layers = [(k[:, :, :restored].to(self._device), v[:, :, :restored].to(self._device)) for k, v in zip(keys, values)]
+        return KvtierCache(self._watch, tokens, restored // size, layers if restored > 0 else None)
 
     def save(self, cache: KvtierCache, output_ids: torch.Tensor) -> bool:
-        """`output_ids`: what generate() returned, the prompt and the new tokens. The last of them may have no K and V."""
-        tokens = _tokens(output_ids)
+        """`output_ids`: what generate() returned, the prompt and the new tokens. The last of them may have no K and V. Errors:
+        ValueError for a cache that is not this store's, or holds K and V of anything else than these ids."""
+        require(isinstance(cache, KvtierCache) and cache.watch is self._watch,
+                f"only what cache() of this store made can be saved, and of a {type(cache).__name__} from elsewhere nothing tells "
+                "which ids its K and V are of")
+        tokens, known = _tokens(output_ids), cache.known_tokens
         require(tokens[:len(cache.tokens)] == cache.tokens, "the output does not begin with the prompt of the cache")
-        tokens = tokens[:cache.get_seq_length()]
+        tokens = tokens[:len(known)]
+        require(tokens == known[:len(tokens)], "the output has other ids than the model was given")
         # What the daemon has forgotten since must not come back as exact.
         first = cache.restored_blocks * self._store.tokens_per_block
         if len(tokens) <= first:
@@ -152,11 +144,17 @@ class PrefixStore:
         return [torch.empty((1, spec.kv_heads, tokens, spec.k_dim), dtype=self._dtype) for _ in range(spec.layers)]
 
 
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
 def _view(keys: list[torch.Tensor], values: list[torch.Tensor]) -> kvtier.View:
     """K and V of all layers need the same strides."""
     return kvtier.View([k.contiguous() for k in keys], "1htd", v=[v.contiguous() for v in values])
 
 
 def _tokens(ids: torch.Tensor) -> list[int]:
-    require(ids.dim() == 2 and ids.shape[0] == 1, "one sequence at a time is supported, as a tensor of shape (1, tokens)")
+    require(isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1 and not ids.is_floating_point(),
+            "one sequence at a time is supported, as a tensor of shape (1, tokens) of whole numbers")
     return ids[0].tolist()

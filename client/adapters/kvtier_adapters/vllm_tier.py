@@ -29,7 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 import kvtier
 
 from .blocks import (HASH_BYTES, Background, Settings, Store, chunk_tokens_per_block, digest_of, dtype_of, folder_revision,
-                     logger, require)
+                     is_count, logger, require)
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec, OffloadKey, ReqContext, ScheduleEndContext
@@ -44,6 +44,7 @@ class ChunkShape:
 
     def __init__(self, spec: OffloadingSpec, kv_heads: int, head_size: int, content: str) -> None:
         config = spec.config
+        require(is_count(kv_heads) and is_count(head_size), "kv_heads and head_size are whole numbers of at least 1")
         require(len(config.groups) == 1, "models with several kinds of attention layers are not supported")
         group, parallel = config.groups[0], config.parallel
         require(parallel.world_size == 1 or config.canonical_layout, 'several workers need "canonical_layout": true')
