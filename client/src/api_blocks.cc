@@ -42,8 +42,8 @@ Result<LayerRange> CheckLayers(const Model& model, uint32_t first, uint32_t coun
                     .count = static_cast<uint16_t>(count == 0 ? all - first : count)};
 }
 
-Status CheckPrecision(kvtier_precision precision) {
-  if (v1::Precision_IsValid(precision)) return Status::Ok();
+Status CheckPrecision(const kvtier_precision& precision) {
+  if (v1::Precision_IsValid(static_cast<int>(NumberOf(precision)))) return Status::Ok();
   return Status(Code::kInvalidArgument, "precision is unknown");
 }
 
@@ -77,7 +77,7 @@ Status Fetch(Lease& lease, size_t first, size_t count, LayerRange layers, const 
 
 Result<PutOptions> CheckPutOptions(const kvtier_put_options& options) {
   KVTIER_TRY(CheckPrecision(options.floor));
-  if (options.durability != KVTIER_MEMORY && options.durability != KVTIER_DURABLE) {
+  if (NumberOf(options.durability) > KVTIER_DURABLE) {
     return Status(Code::kInvalidArgument, "durability is unknown");
   }
   if (options.priority > 255) return Status(Code::kInvalidArgument, "priority is above 255");

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "client/src/structs.h"
+
 namespace kvtier::client {
 namespace {
 
@@ -66,7 +68,7 @@ Result<v1::ModelSpec> SpecToWire(const kvtier_model_spec& spec) {
   if (spec.model_id == nullptr) return Status(Code::kInvalidArgument, "model spec: model_id is NULL");
   if (spec.boost_channels < -1)
     return Status(Code::kInvalidArgument, "model spec: boost_channels is below -1");
-  if (!v1::Precision_IsValid(spec.floor))
+  if (!v1::Precision_IsValid(static_cast<int>(NumberOf(spec.floor))))
     return Status(Code::kInvalidArgument, "model spec: floor is unknown");
   v1::ModelSpec wire;
   wire.set_model_id(spec.model_id);
@@ -80,7 +82,7 @@ Result<v1::ModelSpec> SpecToWire(const kvtier_model_spec& spec) {
   wire.set_kv_heads(spec.kv_heads);
   wire.set_k_dim(spec.k_dim);
   wire.set_v_dim(spec.v_dim);
-  wire.set_dtype(spec.dtype);
+  wire.set_dtype(NumberOf(spec.dtype));
   wire.set_tokens_per_block(spec.tokens_per_block == 0 ? 128 : spec.tokens_per_block);
   SetShard(*wire.mutable_tensor(), spec.tp_rank, spec.tp_size);
   SetShard(*wire.mutable_pipeline(), spec.pp_rank, spec.pp_size);

@@ -8,6 +8,9 @@
 namespace kvtier::client {
 namespace {
 
+/// Of a block's first token, as the daemon has it: far enough from where sums of tokens overflow.
+constexpr uint64_t kMaxPosition = uint64_t{1} << 40;
+
 Status Invalid(const char* what) {
   return Status(Code::kInvalidArgument, std::string("query: ") + what);
 }
@@ -20,6 +23,7 @@ Status CheckRefs(const Model& model, std::span<const kvtier_block_ref> refs) {
       return Invalid("a block has too few or too many tokens");
     if (ref.position % tokens_per_block != 0)
       return Invalid("a block does not start at a multiple of tokens_per_block");
+    if (ref.position > kMaxPosition) return Invalid("a block starts further on than any sequence is long");
     if (i == 0) continue;
     const kvtier_block_ref& before = refs[i - 1];
     if (before.tokens != tokens_per_block) return Invalid("only the last block may be a tail block");

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "tiers/base/status.h"
 
@@ -16,6 +18,16 @@ inline constexpr size_t kMaxStructBytes = 4096;
 /// the caller was built before; a struct that has grown says here where it ended.
 template <typename T>
 inline constexpr size_t kFirstVersionBytes = sizeof(T);
+
+/// The number in an enum of a caller's struct, which may be anything: a C caller can put it there, but C++
+/// has no enumerator to load it into.
+template <typename Enum>
+uint32_t NumberOf(const Enum& field) {
+  static_assert(std::is_enum_v<Enum> && sizeof(Enum) == sizeof(uint32_t));
+  uint32_t number;
+  std::memcpy(&number, &field, sizeof(number));
+  return number;
+}
 
 /// A caller's struct of any version. Errors: kInvalidArgument when struct_size is none; kUnimplemented
 /// when the caller is of a later version and has set what this one does not know, which must not be ignored.

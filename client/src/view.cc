@@ -37,7 +37,8 @@ Result<View> View::Check(const kvtier_view* given, const ModelSpec& spec, LayerR
       return Invalid("a base is NULL");
   }
   if (view.v_bases != nullptr && view.v_offset != 0) return Invalid("v_bases and v_offset are both set");
-  if (view.dtype < KVTIER_FP16 || view.dtype > KVTIER_FP32) return Invalid("dtype is unknown");
+  if (NumberOf(view.dtype) < KVTIER_FP16 || NumberOf(view.dtype) > KVTIER_FP32)
+    return Invalid("dtype is unknown");
   if ((view.flags & ~uint64_t{KVTIER_VIEW_ROTATED_V}) != 0) return Invalid("a flag is unknown");
   if (tokens > std::numeric_limits<uint32_t>::max()) return Invalid("it holds too many tokens");
   KVTIER_TRY(CheckPages(view, tokens));

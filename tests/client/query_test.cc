@@ -108,6 +108,15 @@ TEST_F(QueryTest, RefusesBlocksThatAreNotAChain) {
   EXPECT_TRUE(Refused(Raw(false)));
 }
 
+TEST_F(QueryTest, OfABlockWhosePositionSumsWouldOverflowIsRefused) {
+  // Else the tokens behind it are looked for where none are.
+  refs_.resize(1);
+  refs_[0].position = UINT64_MAX - 63;
+  EXPECT_TRUE(Refused(Raw(true)));
+  refs_[0].position = uint64_t{1} << 40;
+  EXPECT_FALSE(Refused(Raw(false)));
+}
+
 TEST_F(QueryTest, ChoosesTheLongestTailThatIsAPrefix) {
   const kvtier_query raw = Raw(true);
   const Query query = Checked(raw);

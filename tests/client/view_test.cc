@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <vector>
 
 namespace kvtier::client {
@@ -85,6 +86,8 @@ TEST(View, RefusesWhatItCannotFollow) {
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.n_bases = 2; })) << "the second base is NULL";
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.dtype = static_cast<kvtier_dtype>(6); }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.dtype = static_cast<kvtier_dtype>(0); }));
+  // As a caller in C may: no value that a kvtier_dtype can have in C++.
+  EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { std::memset(&v.dtype, 0x7f, sizeof(v.dtype)); }));
   EXPECT_TRUE(refused([](kvtier_view& v, const int32_t*) { v.flags = 2; }));
   const auto paged = [](kvtier_view& v, const int32_t* table) {
     v.page_table = table;
