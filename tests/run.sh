@@ -78,7 +78,7 @@ main() {
     run_ctest build/clang -LE lint
     stage "clang-tidy"
     tests/lint/tidy.sh build/clang "$jobs"
-    stage "libFuzzer: image and parts"
+    stage "libFuzzer: every target of tests/fuzz"
     KVTIER_JOBS="$jobs" tests/fuzz/fuzz.sh "${KVTIER_FUZZ_SECONDS:-60}"
     stage "aarch64: kernels and codecs under QEMU"
     tests/neon.sh --gtest_brief=1

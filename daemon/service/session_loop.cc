@@ -57,11 +57,14 @@ bool SessionLoop::Watch(int fd, uint32_t events, uint64_t tag) {
   return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
+bool SessionLoop::Begin() {
+  if (Watch(wake_.get(), EPOLLIN, kWakeTag) && Watch(listener_.get(), EPOLLIN, kListenerTag)) return true;
+  spdlog::error("session socket: epoll: {}", StatusFromErrno(errno, "add").message());
+  return false;
+}
+
 void SessionLoop::Run() {
-  if (!Watch(wake_.get(), EPOLLIN, kWakeTag) || !Watch(listener_.get(), EPOLLIN, kListenerTag)) {
-    spdlog::error("session socket: epoll: {}", StatusFromErrno(errno, "add").message());
-    return;
-  }
+  if (!Begin()) return;
   while (!stop_.load(std::memory_order_acquire)) Turn();
   Drain();
 }

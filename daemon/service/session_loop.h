@@ -29,6 +29,12 @@ class SessionLoop {
   /// Makes Run end every session and return.
   void RequestStop();
   void Run();
+  /// What Run does, step by step: Begin, Turn until it is to stop, Drain.
+  bool Begin();
+  /// Waits for something to do, half a second at most.
+  void Turn();
+  /// Ends every session.
+  void Drain();
   TimePoint last_beat() const { return TimePoint(Duration(last_beat_ns_.load(std::memory_order_relaxed))); }
 
  private:
@@ -38,8 +44,6 @@ class SessionLoop {
   static constexpr uint64_t SocketTag(Serial serial) { return serial * 2; }
   static constexpr uint64_t ProcessTag(Serial serial) { return serial * 2 + 1; }
 
-  void Turn();
-  void Drain();
   void Accept();
   /// Leaves new connections in the listener's backlog: epoll would report them again and again.
   void PauseAccepting();

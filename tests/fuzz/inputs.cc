@@ -5,27 +5,11 @@
 #include <vector>
 
 #include "tests/fuzz/guarded_decode.h"
+#include "tests/fuzz/input_reader.h"
 #include "tiers/image.h"
 
 namespace kvtier {
 namespace {
-
-/// Bytes one after the other; zeros after the last.
-class InputReader {
- public:
-  explicit InputReader(std::span<const std::byte> input) : rest_(input) {}
-
-  uint8_t Next() {
-    if (rest_.empty()) return 0;
-    const auto byte = static_cast<uint8_t>(rest_.front());
-    rest_ = rest_.subspan(1);
-    return byte;
-  }
-  std::span<const std::byte> rest() const { return rest_; }
-
- private:
-  std::span<const std::byte> rest_;
-};
 
 constexpr uint8_t kMaxHeads = 3;
 
@@ -73,11 +57,11 @@ void RepairChecksum(std::span<std::byte> image) {
 
 }  // namespace
 
-void DecodeArbitraryParts(std::span<const std::byte> bytes) {
+bool DecodeArbitraryParts(std::span<const std::byte> bytes) {
   InputReader input(bytes);
   const Codec& codec = *AllCodecs()[input.Next() % AllCodecs().size()];
   const BlockShape shape = ShapeFrom(input, codec);
-  if (!codec.supports(shape)) return;
+  if (!codec.supports(shape)) return false;
   const bool is_raw = IsPlaneFamily(codec.id) && input.Next() % 8 == 0;
   const uint8_t planes = is_raw ? kPlaneRaw : EncodedPlanes(codec, shape);
   const DecodeTarget target = TargetFrom(input);
@@ -93,6 +77,7 @@ void DecodeArbitraryParts(std::span<const std::byte> bytes) {
     parts.part[region] = memory[region];
   }
   DecodeGuarded(codec, shape, planes, parts, target);
+  return true;
 }
 
 bool DecodeArbitraryImage(std::span<const std::byte> bytes) {

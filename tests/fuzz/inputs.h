@@ -10,8 +10,8 @@
 namespace kvtier {
 
 /// The first bytes choose codec, shape, planes and destination; the rest, repeated, are the bytes of the
-/// parts.
-void DecodeArbitraryParts(std::span<const std::byte> input);
+/// parts. Returns whether the codec has the shape.
+bool DecodeArbitraryParts(std::span<const std::byte> input);
 
 /// The first bytes choose the destination, the rest is an image. Its header's checksum is made right, so that
 /// parsing looks at what the header says; what parses is decoded without a look at the checksums of its

@@ -57,6 +57,8 @@ class EngineHarness final : public EngineEvents {
   /// Does held job number `index` and queues its completion.
   void RunHeld(size_t index);
   size_t commands_queued() const { return commands_.size(); }
+  /// For who sends commands in another way than Send.
+  BoundedQueue<Command>& commands() { return commands_; }
   /// Its process is gone: it maps nothing and answers nothing.
   void Forget(SessionId session) {
     tenants_.erase(session);
