@@ -14,6 +14,7 @@
 #include "daemon/hot_tier.h"
 #include "daemon/options.h"
 #include "daemon/process.h"
+#include "daemon/running_tiers.h"
 #include "daemon/service/event_source.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/session_server.h"
@@ -42,34 +43,7 @@ uint32_t LayerHelperCount(uint32_t workers) {
   return std::min(workers, kMaxDefaultWorkers) - 1;
 }
 
-bool HasHostTier(const Config& config) {
-  return std::any_of(config.tiers.begin(), config.tiers.end(),
-                     [](const TierConfig& tier) { return tier.kind == MediumKind::kHost; });
-}
-
-/// The ladder that runs: as configured, or with a small host tier on top in which puts and cold reads land.
-std::vector<TierConfig> RunningTiers(const Config& config) {
-  std::vector<TierConfig> tiers = config.tiers;
-  if (HasHostTier(config)) return tiers;
-  TierConfig landing;
-  landing.name = "landing";
-  landing.capacity_bytes = config.server.landing_bytes;
-  tiers.insert(tiers.begin(), std::move(landing));
-  return tiers;
-}
-
-Status CheckMemory(const std::vector<TierConfig>& tiers) {
-  uint64_t host_bytes = 0;
-  for (const TierConfig& tier : tiers) {
-    if (tier.kind == MediumKind::kHost) host_bytes += tier.capacity_bytes;
-  }
-  const uint64_t limit = MemoryLimitBytes();
-  if (host_bytes <= limit) return Status::Ok();
-  return Status(Code::kInvalidArgument, "host tiers of " + FormatBytes(host_bytes) + " do not fit into " +
-                                            FormatBytes(limit >> 20 << 20) + " of memory");
-}
-
-/// The threads of one cold tier. A device that hangs takes them and no others.
+/// The threads of one tier's device, which takes them and no others when it hangs. A GPU has its own.
 struct Device {
   explicit Device(size_t jobs) : moves(jobs), commits(jobs) {}
   BoundedQueue<Job> moves;
@@ -83,18 +57,20 @@ class DaemonImpl final : public Daemon {
   DaemonImpl(const Config& config, std::string version)
       : config_(config),
         version_(std::move(version)),
-        tiers_(RunningTiers(config)),
+        tiers_(config.tiers),
         commands_(config.limits.command_queue),
         jobs_(config.limits.jobs_in_flight),
         completions_((1 + 2 * config.tiers.size()) * config.limits.jobs_in_flight) {}
   ~DaemonImpl() override { Stop(); }
 
   Status Start() {
-    LeaveAbsentTiersOut();
-    PlaceHotTier(tiers_, MemoryLimitBytes());
-    KVTIER_TRY(CheckMemory(tiers_));
+    const uint32_t workers = WorkerCount(config_.server.workers);
     KVTIER_ASSIGN(SocketLock lock, SocketLock::Take(config_.server.socket));
     lock_.emplace(std::move(lock));
+    LeaveAbsentTiersOut(tiers_);
+    gpu_ = PlaceHotTier(tiers_, MemoryLimitBytes(), workers, LayerHelperCount(workers), clock_);
+    AddLandingTier(tiers_, config_.server.landing_bytes);
+    KVTIER_TRY(CheckMemory(tiers_, MemoryLimitBytes()));
     KVTIER_ASSIGN(boot_id_, RandomId());
     KVTIER_TRY(StartExporter());
     KVTIER_TRY(TellAboutIo());
@@ -110,6 +86,7 @@ class DaemonImpl final : public Daemon {
 
   void Supervise() override {
     TellAboutCircuits();
+    TellAboutGpu();
     WithdrawLostMemory();
     TellAboutThreads();
     event_source_->Look(engine_->draining());
@@ -135,6 +112,7 @@ class DaemonImpl final : public Daemon {
     grpc_.reset();
     if (engine_thread_) engine_thread_->Stop();
     if (workers_) workers_->Stop();
+    if (gpu_) gpu_->Stop();
     for (const auto& device : devices_) {
       if (device && device->workers) device->workers->Stop();
       if (device && device->committer) device->committer->Stop();
@@ -169,6 +147,14 @@ class DaemonImpl final : public Daemon {
         spdlog::info("tier {}: takes writes again", tiers_[i].name);
       }
     }
+  }
+
+  void TellAboutGpu() {
+    if (!gpu_ || gpu_lost_) return;
+    const Status usable = gpu_->Usable();
+    gpu_lost_ = !usable.ok();
+    if (gpu_lost_)
+      spdlog::error("{}: its blocks are gone, and it is left alone until a restart", usable.message());
   }
 
   /// Where this process found bytes lost, a client would end on them.
@@ -216,23 +202,12 @@ class DaemonImpl final : public Daemon {
     return Status::Ok();
   }
 
-  /// CXL memory is optional: without it the daemon runs on what else there is.
-  void LeaveAbsentTiersOut() {
-    std::erase_if(tiers_, [](const TierConfig& tier) {
-      if (tier.kind != MediumKind::kCxl) return false;
-      const Status found = FindCxl(tier);
-      if (found.code() != Code::kNotFound) return false;
-      spdlog::warn("tier {} is left out: {}", tier.name, found.message());
-      return true;
-    });
-  }
-
   Status OpenColdStores() {
     cold_tiers_.resize(tiers_.size());
     for (size_t i = 0; i < tiers_.size(); ++i) {
       const TierConfig& tier = tiers_[i];
       metrics_.tier[i].numa_node.Set(-1);
-      if (tier.kind == MediumKind::kHost) continue;
+      if (HasArenas(tier.kind)) continue;
       KVTIER_ASSIGN(cold_tiers_[i], OpenColdTier(tier, TierId{static_cast<uint8_t>(i)}, metrics_));
     }
     return Status::Ok();
@@ -251,14 +226,15 @@ class DaemonImpl final : public Daemon {
                              .clock = clock_,
                              .events = event_hub_,
                              .stores = SharedStores(tiers_, cold_tiers_)}));
-    EngineOptions options = EngineOptionsOf(config_, tiers_, cold_tiers_, arenas_);
+    EngineOptions options = EngineOptionsOf(config_, tiers_, cold_tiers_, arenas_, gpu_.get());
     std::vector<ColdRecovery> recovery;
     for (ColdTier& tier : cold_tiers_) recovery.push_back(std::move(tier.recovery));
     std::array<Engine::DeviceQueues, kMaxTiers> queues;
-    for (size_t i = 0; i < cold_tiers_.size(); ++i) {
-      if (!cold_tiers_[i].store) continue;
+    for (size_t i = 0; i < tiers_.size(); ++i) {
+      if (tiers_[i].kind == MediumKind::kHost) continue;
       devices_[i] = std::make_unique<Device>(config_.limits.jobs_in_flight);
-      queues[i] = {.moves = &devices_[i]->moves, .commits = &devices_[i]->commits};
+      queues[i].moves = &devices_[i]->moves;
+      if (cold_tiers_[i].store) queues[i].commits = &devices_[i]->commits;
     }
     KVTIER_ASSIGN(const auto seed, RandomId());
     std::memcpy(&options.hash_seed, seed.data(), sizeof(options.hash_seed));
@@ -284,6 +260,13 @@ class DaemonImpl final : public Daemon {
     for (size_t i = 0; i < cold_tiers_.size(); ++i) {
       if (!devices_[i]) continue;
       Device& device = *devices_[i];
+      if (tiers_[i].kind == MediumKind::kGpu) {
+        KVTIER_TRY(gpu_->Start({.jobs = device.moves,
+                                .completions = completions_,
+                                .metrics = metrics_,
+                                .on_completion = wake_engine}));
+        continue;
+      }
       KVTIER_ASSIGN(device.workers, TransferWorkers::Make({.count = workers,
                                                            .layer_helpers = LayerHelperCount(workers),
                                                            .io = config_.server.io,
@@ -327,7 +310,8 @@ class DaemonImpl final : public Daemon {
     std::string ladder;
     for (size_t i = 0; i < tiers_.size(); ++i) {
       const TierConfig& tier = tiers_[i];
-      const std::string& medium = cold_tiers_[i].description;
+      const std::string& medium =
+          tier.kind == MediumKind::kGpu ? gpu_->facts().description : cold_tiers_[i].description;
       ladder += (ladder.empty() ? "" : ", ") + tier.name + " (" + FormatBytes(tier.capacity_bytes) + " " +
                 (medium.empty() ? "host" : medium) + ", " + std::string(FindCodec(tier.codec)->name) + ")";
     }
@@ -338,7 +322,7 @@ class DaemonImpl final : public Daemon {
                      : "off");
   }
 
-  /// kOfProcess: but for those that a cold tier's device can hold up. A restart mends no device, and would
+  /// kOfProcess: but for those that a tier's device can hold up. A restart mends no device, and would
   /// lose what the host tiers hold; its tier's circuit, the log and kvtier_unhealthy_threads show it.
   enum class Threads : uint8_t { kOfProcess, kAll };
   /// What is wrong with the threads; empty when nothing is, or while they are not all there. Any thread.
@@ -355,10 +339,11 @@ class DaemonImpl final : public Daemon {
     look("engine thread", engine_thread_->LastStep());
     look("a transfer worker", workers_->OldestProgress());
     for (const auto& device : devices_) {
-      if (!device || which == Threads::kOfProcess) continue;
+      if (!device || !device->workers || which == Threads::kOfProcess) continue;
       look("a worker of a cold tier", device->workers->OldestProgress());
       look("committer", device->committer->LastProgress());
     }
+    if (gpu_ && which == Threads::kAll) look("the GPU's thread", gpu_->last_progress());
     look("session thread", sessions_->last_beat());
     return problem;
   }
@@ -385,6 +370,7 @@ class DaemonImpl final : public Daemon {
   EventHub event_hub_{metrics_};
   std::optional<EventSource> event_source_;  ///< of the main thread
   ArenaStore arenas_;
+  std::unique_ptr<GpuTier> gpu_;      ///< null: no tier is on one
   std::vector<ColdTier> cold_tiers_;  ///< by tier; without a store for host tiers
   std::unique_ptr<SessionServer> sessions_;
   std::unique_ptr<Engine> engine_;
@@ -395,6 +381,7 @@ class DaemonImpl final : public Daemon {
   std::atomic<bool> ready_{false};
   std::string last_problem_;
   std::array<bool, kMaxTiers> circuit_was_open_{};
+  bool gpu_lost_ = false;
   std::array<bool, kMaxTiers> store_withdrawn_{};
   std::unique_ptr<Exporter> exporter_;
 };

@@ -5,7 +5,7 @@
 namespace kvtier {
 
 EngineOptions EngineOptionsOf(const Config& config, const std::vector<TierConfig>& tiers,
-                              const std::vector<ColdTier>& cold_tiers, Medium& host_memory) {
+                              const std::vector<ColdTier>& cold_tiers, Medium& host_memory, GpuTier* gpu) {
   EngineOptions options;
   for (size_t i = 0; i < tiers.size(); ++i) {
     const TierConfig& tier = tiers[i];
@@ -25,6 +25,11 @@ EngineOptions EngineOptionsOf(const Config& config, const std::vector<TierConfig
     one.admission = tier.admission;
     one.rewrite_share = tier.rewrite_share;
     one.medium = &host_memory;
+    if (tier.kind == MediumKind::kGpu) {
+      one.medium = &gpu->medium();
+      one.capacity_bytes = gpu->facts().arena_bytes;
+      one.description = gpu->facts().description;
+    }
     if (const ColdStore* store = cold_tiers[i].store.get()) {
       one.medium = cold_tiers[i].store.get();
       one.persistent = store->persistent();

@@ -43,6 +43,11 @@ class Medium {
   struct PartRead {
     Place place;
     AlignedBuffer* bounce = nullptr;
+    /// Where the image is to become this codec's: a medium whose device encodes may give it so, verified, as
+    /// RequantizeImage would. Null: as it stands. Both pointers and the scales stay until the read is done.
+    const Codec* wanted = nullptr;
+    const BlockIdentity* identity = nullptr;
+    std::span<const Fp8Scales> scales = {};
     Result<std::span<const std::byte>> bytes = Status(Code::kInternal, "not read");
     DeviceRequest device = {};
   };

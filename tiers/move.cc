@@ -284,7 +284,13 @@ void MoveScratch::Trim() {
 
 std::vector<Medium::PartRead> SourceReads(const MoveOrder& order) {
   KVTIER_CHECK(!order.staged.has_value());
-  return ReadsOf(order.source, order.source_tails);
+  std::vector<Medium::PartRead> reads = ReadsOf(order.source, order.source_tails);
+  // Base and tails are cut from the whole of the plane family.
+  const bool splits = order.target_tails[0].bytes > 0;
+  reads[0].wanted = splits ? FindCodec(CodecId::kKv4p) : order.codec;
+  reads[0].identity = &order.identity;
+  if (order.scales != nullptr) reads[0].scales = *order.scales;
+  return reads;
 }
 
 Status BuildMove(const MoveOrder& order, std::span<Medium::PartRead> reads, MoveScratch& scratch,

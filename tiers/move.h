@@ -86,7 +86,8 @@ struct MoveScratch {
   void Trim();
 };
 
-/// The reads of an order's source, base first, without bounce buffers. Not for a put.
+/// The reads of an order's source, base first, without bounce buffers. Not for a put. The order stays until
+/// they are done.
 std::vector<Medium::PartRead> SourceReads(const MoveOrder& order);
 
 /// Read, verify, requantize, write, verify. On any error the target holds nothing valid and must not be

@@ -14,7 +14,7 @@ class GpuTierTest : public testing::Test {
   GpuTierTest() { Open(256 * kKiB); }
   void Open(uint64_t gpu_bytes) {
     EngineHarness::Options options;
-    options.tiers = {GpuTier("hot", gpu_bytes, CodecId::kRaw16),
+    options.tiers = {TierOnGpu("hot", gpu_bytes, CodecId::kRaw16),
                      HostTier("warm", 1024 * kKiB, CodecId::kKv4p),
                      ColdTier("cold", 1024 * kKiB, 128 * kKiB, CodecId::kKv2p)};
     harness_ = std::make_unique<EngineHarness>(std::move(options));
@@ -233,7 +233,7 @@ TEST_F(GpuTierTest, AGpuGoesAboveTheHostTierThatReadersNeed) {
         .status()
         .code();
   };
-  const TierOptions gpu = GpuTier("hot", 256 * kKiB, CodecId::kRaw16);
+  const TierOptions gpu = TierOnGpu("hot", 256 * kKiB, CodecId::kRaw16);
   const TierOptions host = HostTier("warm", 256 * kKiB, CodecId::kKv4p);
   EXPECT_EQ(make({gpu, host}), Code::kOk);
   EXPECT_EQ(make({host, gpu}), Code::kInvalidArgument);

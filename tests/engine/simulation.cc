@@ -49,7 +49,7 @@ Simulation::Simulation(SimulationOptions options) : options_(options), rng_(opti
     const uint64_t bytes = scale * (128 + 64 * Random(6)) * kKiB;
     // In place of the tier in host memory, or above it.
     if (shape > 0 && Chance(50)) harness.tiers.erase(harness.tiers.begin());
-    harness.tiers.insert(harness.tiers.begin(), GpuTier("gpu", bytes, hot));
+    harness.tiers.insert(harness.tiers.begin(), TierOnGpu("gpu", bytes, hot));
   }
   harness.limits.lease_share = 0.25 + 0.1 * static_cast<double>(Random(6));
   harness.limits.jobs_in_flight = static_cast<uint32_t>(2 + Random(40));

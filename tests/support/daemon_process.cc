@@ -92,7 +92,9 @@ TemporaryFolder::~TemporaryFolder() {
 }
 
 DaemonProcess::DaemonProcess(const DaemonSettings& settings)
-    : socket_(folder_.File("kvtierd.sock")), metrics_port_(FreePort()) {
+    : socket_(folder_.File("kvtierd.sock")),
+      program_(ProgramFolder() + "/" + settings.program),
+      metrics_port_(FreePort()) {
   WriteConfig(folder_.File("kvtier.toml"), socket_, folder_.File("cold"), metrics_port_, settings);
 }
 
@@ -102,19 +104,18 @@ DaemonProcess::~DaemonProcess() {
 
 Status DaemonProcess::Launch() {
   KVTIER_CHECK(!running());
-  const std::string program = ProgramFolder() + "/kvtierd";
   const std::string config = folder_.File("kvtier.toml"), log = folder_.File("log");
-  const char* const arguments[] = {program.c_str(), "--config", config.c_str(), nullptr};
+  const char* const arguments[] = {program_.c_str(), "--config", config.c_str(), nullptr};
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   ::posix_spawn_file_actions_adddup2(&actions, 1, 2);
   const int error =
-      ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, const_cast<char* const*>(arguments), environ);
+      ::posix_spawn(&pid_, program_.c_str(), &actions, nullptr, const_cast<char* const*>(arguments), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (error == 0) return Status::Ok();
   pid_ = -1;
-  return StatusFromErrno(error, program);
+  return StatusFromErrno(error, program_);
 }
 
 Status DaemonProcess::WaitUntilReady() {

@@ -30,12 +30,13 @@ struct DaemonSettings {
   uint64_t cold_bytes = 0;
   std::string hot_codec = "raw16";
   std::string hot_medium = "host";
-  std::string cold_path = {};    ///< an existing folder; empty: one in the daemon's own
-  std::string segment = "8MiB";  ///< of the cold tier
-  std::string tails = "never";   ///< likewise
-  std::string cold_keys = {};    ///< more lines of the cold tier's section
-  std::string server_keys = {};  ///< more lines of the server's
-  std::string more;              ///< sections and keys of kvtier.toml after those of the tiers
+  std::string program = "kvtierd";  ///< of the build
+  std::string cold_path = {};       ///< an existing folder; empty: one in the daemon's own
+  std::string segment = "8MiB";     ///< of the cold tier
+  std::string tails = "never";      ///< likewise
+  std::string cold_keys = {};       ///< more lines of the cold tier's section
+  std::string server_keys = {};     ///< more lines of the server's
+  std::string more;                 ///< sections and keys of kvtier.toml after those of the tiers
 };
 
 /// A real kvtierd in a folder of its own, killed at the end. The folder stays over restarts. Single-owner.
@@ -75,7 +76,7 @@ class DaemonProcess {
   int Reap();
 
   TemporaryFolder folder_;
-  const std::string socket_;
+  const std::string socket_, program_;
   uint16_t metrics_port_ = 0;
   pid_t pid_ = -1;
 };

@@ -14,7 +14,7 @@ TierOptions HostTier(std::string name, uint64_t capacity_bytes, CodecId codec) {
   return tier;
 }
 
-TierOptions GpuTier(std::string name, uint64_t capacity_bytes, CodecId codec) {
+TierOptions TierOnGpu(std::string name, uint64_t capacity_bytes, CodecId codec) {
   TierOptions tier = HostTier(std::move(name), capacity_bytes, codec);
   tier.kind = MediumKind::kGpu;
   return tier;

@@ -19,7 +19,7 @@ namespace kvtier {
 
 /// A tier for EngineHarness.
 TierOptions HostTier(std::string name, uint64_t capacity_bytes, CodecId codec);
-TierOptions GpuTier(std::string name, uint64_t capacity_bytes, CodecId codec);
+TierOptions TierOnGpu(std::string name, uint64_t capacity_bytes, CodecId codec);
 TierOptions ColdTier(std::string name, uint64_t capacity_bytes, uint64_t segment_bytes, CodecId codec);
 /// One layer of one head: a raw16 image takes 8 KiB of a tier, a quantized one 4 KiB.
 ModelSpec TinyModel(std::string model_id = "tiny");

@@ -1,11 +1,26 @@
 #include "tiers/cuda/gpu_arenas.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 
 namespace kvtier {
+namespace {
+
+/// What is wrong with a device, whatever CUDA calls it, means that it cannot be used now.
+Status OfDevice(const Status& status) {
+  const bool as_it_is = status.ok() || status.code() == Code::kResourceExhausted;
+  return as_it_is ? status : Status(Code::kUnavailable, status.message());
+}
+
+uint64_t HeaderBytes(const BlockShape& shape) {
+  return AlignUp(kImageHeaderBytes + kLayerEntryBytes * shape.layers, kImageAlign);
+}
+
+}  // namespace
 
 struct GpuArenas::Arena {
   Arena(const ArenaSpec& made, DeviceBuffer buffer)
@@ -22,6 +37,44 @@ struct GpuArenas::Arena {
            place.bytes <= spec.slot_bytes;
   }
 };
+
+/// A read on its way.
+struct GpuArenas::Pending {
+  PartRead* read = nullptr;
+  std::shared_ptr<Arena> arena;  ///< stays until it has been read
+  const std::byte* source = nullptr;
+  std::span<std::byte> target;
+  bool is_done = false;
+
+  /// What the encoder is to make of it, from its header and table in `target`; nothing where the host is to
+  /// see to it.
+  std::optional<GpuEncodeOrder> Order() const;
+};
+
+std::optional<GpuEncodeOrder> GpuArenas::Pending::Order() const {
+  if (read->wanted == nullptr) return std::nullopt;
+  const Result<ImageView> image = ParseImage(target);
+  if (!image.ok() || !MatchIdentity(*image, *read->identity).ok()) return std::nullopt;
+  const CodecId codec = image->codec->id;
+  const bool encodes =
+      CanRequantize(codec, *read->wanted, read->identity->shape) && !CanCut(codec, read->wanted->id);
+  if (!encodes) return std::nullopt;
+  GpuEncodeOrder order;
+  order.identity = *read->identity;
+  order.codec = read->wanted;
+  order.out = target;
+  for (size_t i = 0; i < image->table.size(); ++i) {
+    const ImageLayout::Part& base = image->layout.layers[i][static_cast<int>(Region::kBase)];
+    const bool is_raw = IsRawCodec(codec) || image->table[i].planes == kPlaneRaw;
+    order.layers.push_back({.shape = image->identity.shape,
+                            .coding = is_raw ? LayerCoding::kRaw : LayerCoding::kKv8,
+                            .scales = read->scales.empty() ? Fp8Scales{} : read->scales[i],
+                            .base = reinterpret_cast<const uint8_t*>(source + base.offset)});
+    order.checks.push_back(
+        {.bytes = base.bytes, .crc = image->table[i].crc[static_cast<int>(Region::kBase)]});
+  }
+  return order;
+}
 
 GpuArenas::~GpuArenas() = default;
 
@@ -52,7 +105,7 @@ Status GpuArenas::Create(const ArenaSpec& spec) {
   std::lock_guard lock(mutex_);
   if (arena.ok() && arenas_.emplace(spec.id.value, std::move(*arena)).second) return Status::Ok();
   allocated_bytes_ -= bytes;
-  return arena.ok() ? Status(Code::kAlreadyExists, "this arena exists") : arena.status();
+  return arena.ok() ? Status(Code::kAlreadyExists, "this arena exists") : OfDevice(arena.status());
 }
 
 void GpuArenas::Destroy(ArenaId id) {
@@ -122,31 +175,93 @@ Result<std::span<const std::byte>> GpuArenas::Read(const Place& place, BlockIo& 
   return std::move(read[0].bytes);
 }
 
+Result<GpuArenas::Pending> GpuArenas::Prepare(PartRead& read) const {
+  KVTIER_ASSIGN(std::shared_ptr<Arena> arena, Resolve(read.place));
+  if (arena->epochs[read.place.slot].load(std::memory_order_acquire) != read.place.epoch) {
+    return Status(Code::kStale, "the slot has another epoch");
+  }
+  KVTIER_ASSIGN(const std::span<std::byte> target, read.bounce->Reserve(read.place.bytes));
+  const std::byte* const source = arena->memory.data() + read.place.offset;
+  return Pending{
+      .read = &read, .arena = std::move(arena), .source = source, .target = target.first(read.place.bytes)};
+}
+
 void GpuArenas::ReadParts(std::span<PartRead> reads, BlockIo& /*io*/) {
-  std::vector<std::shared_ptr<Arena>> arenas;  // stay until they have been read
-  std::vector<GpuDownload> parts;
+  std::vector<Pending> pending;
   for (PartRead& read : reads) {
-    const auto prepare = [&]() -> Result<std::span<const std::byte>> {
-      KVTIER_ASSIGN(std::shared_ptr<Arena> arena, Resolve(read.place));
-      if (arena->epochs[read.place.slot].load(std::memory_order_acquire) != read.place.epoch) {
-        return Status(Code::kStale, "the slot has another epoch");
-      }
-      KVTIER_ASSIGN(const std::span<std::byte> target, read.bounce->Reserve(read.place.bytes));
-      parts.push_back(
-          {.source = arena->memory.data() + read.place.offset, .target = target.first(read.place.bytes)});
-      arenas.push_back(std::move(arena));
-      return std::span<const std::byte>(parts.back().target);
-    };
-    read.bytes = prepare();
+    Result<Pending> prepared = Prepare(read);
+    if (prepared.ok()) {
+      pending.push_back(std::move(*prepared));
+    } else {
+      read.bytes = prepared.status();
+    }
   }
-  if (parts.empty()) return;
+  if (pending.empty()) return;
   Result<std::unique_ptr<GpuTransfers>> transfers = Borrow();
-  const Status status = transfers.ok() ? (*transfers)->Download(parts) : transfers.status();
+  const Status status = transfers.ok() ? ReadAll(pending, **transfers) : transfers.status();
   if (transfers.ok()) GiveBack(std::move(*transfers));
-  if (status.ok()) return;
-  for (PartRead& read : reads) {
-    if (read.bytes.ok()) read.bytes = status;
+  for (const Pending& one : pending) {
+    if (!one.is_done) one.read->bytes = OfDevice(status);
   }
+}
+
+Status GpuArenas::ReadAll(std::span<Pending> pending, GpuTransfers& transfers) {
+  const bool any_wanted =
+      std::ranges::any_of(pending, [](const Pending& one) { return one.read->wanted != nullptr; });
+  std::unique_ptr<GpuEncoder> encoder;
+  if (any_wanted) {
+    std::lock_guard lock(mutex_);
+    encoder = std::move(encoder_);
+  }
+  if (encoder != nullptr) {
+    const Status status = ReadEncoded(pending, *encoder, transfers);
+    std::lock_guard lock(mutex_);
+    encoder_ = std::move(encoder);
+    if (!status.ok()) return status;
+  }
+  std::vector<GpuDownload> parts;
+  for (const Pending& one : pending) {
+    if (!one.is_done) parts.push_back({.source = one.source, .target = one.target});
+  }
+  KVTIER_TRY(transfers.Download(parts));
+  for (Pending& one : pending) {
+    if (!std::exchange(one.is_done, true)) one.read->bytes = std::span<const std::byte>(one.target);
+  }
+  return Status::Ok();
+}
+
+/// Those of which the encoder can make what is wanted. The others, and what it cannot do, are left to the
+/// host.
+Status GpuArenas::ReadEncoded(std::span<Pending> pending, GpuEncoder& encoder, GpuTransfers& transfers) {
+  std::vector<GpuDownload> headers;
+  for (const Pending& one : pending) {
+    if (one.read->wanted == nullptr) continue;
+    const uint64_t bytes = std::min(HeaderBytes(one.read->identity->shape), one.read->place.bytes);
+    headers.push_back({.source = one.source, .target = one.target.first(bytes)});
+  }
+  KVTIER_TRY(transfers.Download(headers));
+  std::vector<GpuEncodeOrder> orders;
+  std::vector<Pending*> ordered;
+  for (Pending& one : pending) {
+    std::optional<GpuEncodeOrder> order = one.Order();
+    if (!order.has_value()) continue;
+    orders.push_back(*std::move(order));
+    ordered.push_back(&one);
+  }
+  if (orders.empty()) return Status::Ok();
+  encoder.Encode(orders);
+  for (size_t i = 0; i < orders.size(); ++i) {
+    const BuiltImage& built = orders[i].built;
+    if (built.status.ok()) {
+      ordered[i]->read->bytes = std::span<const std::byte>(ordered[i]->target.first(built.image_bytes));
+    } else if (built.status.code() == Code::kDataLoss) {
+      ordered[i]->read->bytes = built.status;
+    } else {
+      continue;
+    }
+    ordered[i]->is_done = true;
+  }
+  return Status::Ok();
 }
 
 Result<std::span<std::byte>> GpuArenas::BeginWrite(const Place& place, AlignedBuffer& bounce) {
@@ -191,7 +306,7 @@ void GpuArenas::FinishWrites(std::span<PartWrite> writes, BlockIo& /*io*/) {
   const Status status = transfers.ok() ? (*transfers)->Upload(parts) : transfers.status();
   if (transfers.ok()) GiveBack(std::move(*transfers));
   for (PartWrite& write : writes) {
-    if (write.status.ok()) write.status = status;
+    if (write.status.ok()) write.status = OfDevice(status);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <tuple>
 
 #include "codecs/image_layout.h"
 #include "codecs/relative_rms.h"
@@ -21,6 +23,17 @@ LayerError ErrorOf(const EncodedHead& sum) {
           .v_int2 = RelativeRms(sum.v.int2, sum.v.square)};
 }
 
+/// Of one launch.
+struct LaneBytes {
+  uint64_t items, checks, crcs, heads, images;
+  explicit LaneBytes(const GpuEncoderOptions& options)
+      : items(uint64_t{options.layers_per_launch} * sizeof(RequantizeItem)),
+        checks(uint64_t{options.layers_per_launch} * sizeof(ChecksumItem)),
+        crcs(uint64_t{options.layers_per_launch} * sizeof(uint32_t)),
+        heads(uint64_t{options.heads_per_launch} * sizeof(EncodedHead)),
+        images(options.image_bytes) {}
+};
+
 /// Where the parts of an image begin: header and table are the host's.
 uint64_t PartsBegin(const BlockShape& shape) {
   return AlignUp(kImageHeaderBytes + kLayerEntryBytes * shape.layers, kImageAlign);
@@ -36,10 +49,12 @@ struct GpuEncoder::Work {
   ImageLayout layout;
   uint64_t image_offset = 0;  ///< in the lane's images
   uint32_t first_item = 0;    ///< in the lane's items, one for each layer that is encoded
+  uint32_t first_check = 0;   ///< in the lane's checks
   bool is_settled = false;    ///< nothing more is to be done
 
   explicit Work(GpuEncodeOrder& of) : order(&of), shape(StoredShape(of.codec->id, of.identity.shape)) {
     KVTIER_CHECK(of.layers.size() == shape.layers && of.codec->supports(shape));
+    KVTIER_CHECK(of.checks.empty() || of.checks.size() == of.layers.size());
     layers.assign(shape.layers, {.planes = EncodedPlanes(*of.codec, shape)});
   }
   void Settle(BuiltImage built) {
@@ -68,6 +83,15 @@ struct GpuEncoder::Work {
             .k_tail = part(Region::kKTail),
             .v_tail = part(Region::kVTail)};
   }
+  /// False: the source is damaged, and so is what was made of it.
+  bool TakeChecksums(std::span<const uint32_t> crcs) {
+    for (size_t i = 0; i < order->checks.size(); ++i) {
+      if (crcs[first_check + i] == order->checks[i].crc) continue;
+      Settle({Status(Code::kDataLoss, "image on the GPU: checksum of layer " + std::to_string(i)), 0});
+      return false;
+    }
+    return true;
+  }
   /// Takes what the kernel found. A layer that cannot be encoded is larger and moves all that follows: false,
   /// and the image is to be made anew, or, where the engine's numbers are not there to be kept, never.
   bool TakeFindings(std::span<const EncodedHead> heads, uint32_t heads_max) {
@@ -95,14 +119,24 @@ Result<std::unique_ptr<GpuEncoder>> GpuEncoder::Make(CudaDevice& device, const G
   std::unique_ptr<GpuEncoder> encoder(new GpuEncoder(device, options));
   KVTIER_ASSIGN(encoder->stream_, device.MakeStream());
   KVTIER_ASSIGN(encoder->transfers_, GpuTransfers::Make(device));
-  const uint64_t item_bytes = uint64_t{options.layers_per_launch} * sizeof(RequantizeItem);
+  const LaneBytes bytes(options);
   for (Lane& lane : encoder->lanes_) {
-    KVTIER_ASSIGN(lane.host_items, device.AllocatePinned(item_bytes));
-    KVTIER_ASSIGN(lane.items, device.Allocate(item_bytes));
-    KVTIER_ASSIGN(lane.images, device.Allocate(options.image_bytes));
+    KVTIER_ASSIGN(lane.host_items, device.AllocatePinned(bytes.items));
+    KVTIER_ASSIGN(lane.host_checks, device.AllocatePinned(bytes.checks));
+    KVTIER_ASSIGN(lane.items, device.Allocate(bytes.items));
+    KVTIER_ASSIGN(lane.checks, device.Allocate(bytes.checks));
+    KVTIER_ASSIGN(lane.crcs, device.Allocate(bytes.crcs));
+    KVTIER_ASSIGN(lane.heads, device.Allocate(bytes.heads));
+    KVTIER_ASSIGN(lane.images, device.Allocate(bytes.images));
     KVTIER_ASSIGN(lane.encoded, device.MakeEvent(EventSharing::kThisProcess));
   }
   return encoder;
+}
+
+uint64_t GpuEncoder::DeviceBytes(const GpuEncoderOptions& options) {
+  const LaneBytes bytes(options);
+  return std::tuple_size_v<decltype(lanes_)> *
+         (bytes.items + bytes.checks + bytes.crcs + bytes.heads + bytes.images);
 }
 
 GpuEncoder::~GpuEncoder() {
@@ -149,16 +183,24 @@ void GpuEncoder::EncodeAll(std::span<Work> works) {
 bool GpuEncoder::Take(Lane& lane, Work& work) const {
   const uint64_t bytes = AlignUp(work.layout.image_bytes, kImageSpacing);
   const auto layers = static_cast<uint32_t>(work.layers.size());
-  if (bytes > options_.image_bytes || layers > options_.layers_per_launch) {
+  const auto fits = [&](uint64_t images, uint64_t all_layers, uint64_t heads_max) {
+    return images <= options_.image_bytes && all_layers <= options_.layers_per_launch &&
+           all_layers * heads_max <= options_.heads_per_launch;
+  };
+  if (!fits(bytes, layers, work.shape.kv_heads)) {
     work.Settle({Status(Code::kResourceExhausted, "the block is larger than the encoder's memory"), 0});
     return true;
   }
-  if (lane.works.empty()) lane.used_bytes = lane.layers = lane.heads_max = 0;
-  if (lane.used_bytes + bytes > options_.image_bytes || lane.layers + layers > options_.layers_per_launch) {
+  if (lane.works.empty()) lane.used_bytes = lane.layers = lane.checked = lane.heads_max = 0;
+  const uint32_t taken = std::max(lane.layers, lane.checked);
+  if (!fits(lane.used_bytes + bytes, taken + layers,
+            std::max<uint32_t>(lane.heads_max, work.shape.kv_heads))) {
     return false;
   }
   work.image_offset = lane.used_bytes;
   work.first_item = lane.layers;
+  work.first_check = lane.checked;
+  lane.checked += static_cast<uint32_t>(work.order->checks.size());
   lane.used_bytes += bytes;
   lane.layers += static_cast<uint32_t>(std::ranges::count_if(
       work.layers, [](const EncodedLayer& layer) { return layer.planes != kPlaneRaw; }));
@@ -168,15 +210,31 @@ bool GpuEncoder::Take(Lane& lane, Work& work) const {
 }
 
 Status GpuEncoder::Start(Lane& lane) {
-  const uint64_t head_bytes = uint64_t{lane.layers} * lane.heads_max * sizeof(EncodedHead);
-  if (lane.heads.size() < head_bytes) {
-    KVTIER_ASSIGN(lane.heads, device_.Allocate(head_bytes));
-  }
-  KVTIER_TRY(Queue(lane));
+  KVTIER_TRY(QueueChecks(lane));
+  KVTIER_TRY(QueueLayers(lane));
   return device_.Record(lane.encoded.get(), stream());
 }
 
-Status GpuEncoder::Queue(Lane& lane) {
+Status GpuEncoder::QueueChecks(Lane& lane) {
+  auto* items = reinterpret_cast<ChecksumItem*>(lane.host_checks.data());
+  uint32_t count = 0;
+  for (const Work* work : lane.works) {
+    for (size_t i = 0; i < work->order->checks.size(); ++i) {
+      items[count++] = {.data = work->order->layers[i].base, .bytes = work->order->checks[i].bytes};
+    }
+  }
+  KVTIER_CHECK(count == lane.checked);
+  if (count == 0) return Status::Ok();
+  KVTIER_TRY(device_.CopyToDevice(lane.checks.data(), lane.host_checks.span().first(count * sizeof(*items)),
+                                  stream()));
+  const ChecksumBatchArgs batch = {.items = reinterpret_cast<const ChecksumItem*>(lane.checks.data()),
+                                   .count = count,
+                                   .crcs = reinterpret_cast<uint32_t*>(lane.crcs.data())};
+  return device_.Launch("LaunchChecksum", stream(),
+                        [&](void* handle) { return cuda::LaunchChecksum(batch, handle); });
+}
+
+Status GpuEncoder::QueueLayers(Lane& lane) {
   auto* items = reinterpret_cast<RequantizeItem*>(lane.host_items.data());
   uint32_t count = 0;
   for (const Work* work : lane.works) {
@@ -209,8 +267,10 @@ Status GpuEncoder::Queue(Lane& lane) {
 
 Status GpuEncoder::Finish(Lane& lane) {
   std::vector<EncodedHead> heads(uint64_t{lane.layers} * lane.heads_max);
+  std::vector<uint32_t> crcs(lane.checked);
   std::vector<GpuDownload> downloads;
   downloads.push_back({.source = lane.heads.data(), .target = std::as_writable_bytes(std::span(heads))});
+  downloads.push_back({.source = lane.crcs.data(), .target = std::as_writable_bytes(std::span(crcs))});
   for (const Work* work : lane.works) {
     const uint64_t begin = PartsBegin(work->shape), end = work->layout.image_bytes;
     downloads.push_back({.source = lane.images.data() + work->image_offset + begin,
@@ -219,7 +279,7 @@ Status GpuEncoder::Finish(Lane& lane) {
   KVTIER_TRY(device_.Await(transfers_->stream(), lane.encoded.get()));
   KVTIER_TRY(transfers_->Download(downloads));
   for (Work* work : lane.works) {
-    if (!work->TakeFindings(heads, lane.heads_max)) continue;
+    if (!work->TakeChecksums(crcs) || !work->TakeFindings(heads, lane.heads_max)) continue;
     work->Settle(SealImage(*work->order->codec, work->order->identity, work->layers, work->order->out));
   }
   lane.works.clear();

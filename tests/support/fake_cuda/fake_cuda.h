@@ -19,7 +19,9 @@ struct Machine {
   uint64_t device_bytes = uint64_t{64} << 20;  ///< of each
 };
 
-/// A new machine: no context, no memory, no failures, no violations. What came from the one before is gone.
+/// A program begins with a machine of this kind; KVTIER_FAKE_CUDA_LOSES_CONTEXT_AFTER in its environment is
+/// the `after` of FailWork. A new machine: no context, no memory, no failures, no violations. What came from
+/// the one before is gone.
 void Reset(const Machine& machine);
 
 /// What the program did wrong, in order: work on the same memory that nothing orders, memory freed or

@@ -7,6 +7,7 @@
 #include "tests/support/fake_cuda/fake_cuda.h"
 #include "tests/support/teams/fiber_team.h"
 #include "tiers/base/check.h"
+#include "tiers/cuda/checksum.h"
 
 namespace kvtier::cuda {
 namespace {
@@ -53,6 +54,25 @@ void LaunchLanes(const LaunchShape& shape, const Body& body) {
 }
 
 }  // namespace
+
+LaunchError LaunchChecksum(const ChecksumBatchArgs& batch, StreamHandle stream) {
+  if (batch.count == 0) return 0;
+  const auto ranges = [batch] {
+    std::vector<fake_cuda::Range> found;
+    for (uint32_t i = 0; i < batch.count; ++i) {
+      found.push_back({.data = batch.items[i].data, .bytes = batch.items[i].bytes});
+    }
+    return found;
+  };
+  const auto body = [batch] {
+    LaunchSerial(ChecksumBatchLaunch(batch), [&](const SerialTeam& team) { ChecksumBatch(team, batch); });
+  };
+  return fake_cuda::Launch(
+      "LaunchChecksum", stream,
+      {{.data = batch.items, .bytes = batch.count * sizeof(ChecksumItem)},
+       {.data = batch.crcs, .bytes = batch.count * sizeof(uint32_t), .is_written = true}},
+      body, ranges);
+}
 
 LaunchError LaunchRequantize(const RequantizeBatchArgs& batch, StreamHandle stream) {
   if (batch.count == 0) return 0;

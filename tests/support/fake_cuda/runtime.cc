@@ -1,12 +1,23 @@
 #include "tests/support/fake_cuda/runtime.h"
 
+#include <cstdlib>
 #include <sstream>
 
 namespace kvtier::fake_cuda {
 namespace {
 
 std::mutex machine_mutex;
-std::unique_ptr<Runtime> machine = std::make_unique<Runtime>(Machine{});
+/// A program's first machine, for programs that are no tests.
+std::unique_ptr<Runtime> FirstMachine() {
+  auto first = std::make_unique<Runtime>(Machine{});
+  const char* const pieces = std::getenv("KVTIER_FAKE_CUDA_LOSES_CONTEXT_AFTER");
+  if (pieces != nullptr) {
+    first->work_failure = {std::strtoull(pieces, nullptr, 10), cudaErrorECCUncorrectable};
+  }
+  return first;
+}
+
+std::unique_ptr<Runtime> machine = FirstMachine();
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
 
