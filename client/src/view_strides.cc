@@ -103,11 +103,16 @@ Status CheckVOffset(const kvtier_view& view, const ViewPart& part) {
   return CheckPairs(AxesOf(view, part, towards_k ? spec.k_dim : spec.v_dim), v_offset, bytes);
 }
 
-Status CheckBasesDiffer(const kvtier_view& view, LayerRange layers) {
+std::vector<const void*> BasesOf(const kvtier_view& view, LayerRange layers) {
   if (view.n_bases == 1) layers = {.first = 0, .count = 1};
   std::vector<const void*> bases(view.bases + layers.first, view.bases + layers.first + layers.count);
   if (view.v_bases != nullptr)
     bases.insert(bases.end(), view.v_bases + layers.first, view.v_bases + layers.first + layers.count);
+  return bases;
+}
+
+Status CheckBasesDiffer(const kvtier_view& view, LayerRange layers) {
+  std::vector<const void*> bases = BasesOf(view, layers);
   std::ranges::sort(bases);
   if (std::ranges::adjacent_find(bases) == bases.end()) return Status::Ok();
   return Invalid("two layers, or K and V, have the same base");
@@ -132,12 +137,17 @@ Status CheckReach(const kvtier_view& view, const ViewPart& part) {
                {view.token_stride, TokensSideBySide(view, part.tokens) - 1},
                {view.page_stride, pages.empty() ? 0 : static_cast<uint64_t>(std::ranges::max(pages))},
                {ChannelStride(view), std::max(part.spec.k_dim, part.spec.v_dim) - 1u}};
-  uint64_t reach = 0;
+  uint64_t up = 0, down = 0;
   for (const auto& [stride, times] : steps) {
     uint64_t step = 0;
-    if (__builtin_mul_overflow(Magnitude(stride), times, &step) || step > kMaxReachBytes - reach)
+    if (__builtin_mul_overflow(Magnitude(stride), times, &step) || step > kMaxReachBytes - up - down)
       return Invalid("its strides reach further than any memory");
-    reach += step;
+    (stride < 0 ? down : up) += step;
+  }
+  for (const void* base : BasesOf(view, part.layers)) {
+    const auto address = reinterpret_cast<uintptr_t>(base);
+    if (address < down || address > kMaxReachBytes || up > kMaxReachBytes - address)
+      return Invalid("its strides reach further than any memory");
   }
   return Status::Ok();
 }

@@ -165,7 +165,8 @@ TEST(ViewStrides, ThatReachFurtherThanMemoryAreRefused) {
   EXPECT_TRUE(CheckReach(Nested(), part).ok());
   for (const auto member : {&kvtier_view::layer_stride, &kvtier_view::v_offset, &kvtier_view::head_stride,
                             &kvtier_view::token_stride, &kvtier_view::channel_stride}) {
-    for (const int64_t stride : {INT64_MAX, INT64_MIN, int64_t{1} << 60, -(int64_t{1} << 58)}) {
+    for (const int64_t stride : {INT64_MAX, INT64_MIN, int64_t{1} << 60, -(int64_t{1} << 58),
+                                 -(int64_t{1} << 54)}) {  // the last: below address 0
       kvtier_view view = Nested();
       view.*member = stride;
       EXPECT_EQ(CheckReach(view, part).code(), Code::kInvalidArgument) << stride;
